@@ -1,0 +1,41 @@
+# `make run` and `make test` need nothing but Python 3.11 or newer (and make); everything else they set up.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup run test lint types check bench clean
+
+help:  ## show this
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; call make with PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "python venv is missing: apt-get install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/conductor warm
+	@touch $@
+
+setup: $(STAMP)  ## virtual environment, dependencies, compiled kernels
+
+run: setup  ## the front door on port 8000 over an emulated cluster (ARGS="--emulate 4 --port 9000" to change)
+	$(BIN)/conductor serve --emulate 2p2d --port 8000 $(ARGS)
+
+test: setup  ## the whole test suite
+	$(BIN)/pytest $(ARGS)
+
+lint: setup  ## format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup  ## strict types of the packages
+	$(BIN)/mypy
+
+check: lint types  ## lint, types and the fast tests
+	$(BIN)/pytest -m 'not slow' -q
+
+bench: setup  ## every benchmark, quick
+	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+clean:  ## remove what setup made
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,6 @@
+"""What is cached where: block hashes, the radix index of residencies, and the events that feed it."""
+
+from cache_index.hashing import Namespace, chain_hashes, fold_extra_keys, sequence_hashes
+from cache_index.radix import CacheIndex
+from cache_index.residency import Holder, IndexStats, Tier, TreeNode, UnknownHolderError
+from cache_index.self_check import KernelError, warm

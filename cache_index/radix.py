@@ -1,0 +1,201 @@
+"""The index of residencies: a radix tree in hash-addressed form.
+
+A sequence hash names a whole prefix, so the child of a node is one hash probe away and the tree is a
+flat table: key -> (holder set, parent, depth). Keys are ``sequence hash ^ namespace domain``. Holder
+sets are interned, so neighbouring blocks with the same holders share one, and matching does no set work
+between the positions where it changes.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_index import kernels as k
+from cache_index.arrays import KernelArrays
+from cache_index.hashing import Hashes, Namespace
+from cache_index.residency import Holder, IndexStats, Tier, TreeNode
+from cache_index.self_check import ensure_ready
+from cache_index.slots import Slots
+
+RECLAIM_POSITIONS = 1 << 14
+TREE_POSITIONS = 1 << 20  # positions a tree view looks at, so that it holds the lock for milliseconds
+_TREE_DEPTHS = (0, 1, 4, 16, 256, 1 << 33)
+_NO_KEYS = np.empty(0, np.uint64)
+
+
+class CacheIndex:
+    """Which holder has which block, in which tier. Thread-safe; kernels run without the GIL.
+
+    A block stored several times by one (holder, tier) has as many copies and needs as many removes, up
+    to ``kernels.MAX_EXTRA_COPIES`` beyond the first.
+    """
+
+    def __init__(self, *, expected_blocks: int = 0) -> None:
+        ensure_ready()
+        self._lock = threading.Lock()
+        self._arrays = KernelArrays(expected_blocks)
+        self._slots = Slots(self._arrays)
+
+    def register(self, holder: Holder) -> int:
+        """The holder's row in match results; the same one until it is unregistered."""
+        with self._lock:
+            return self._slots.register(holder)
+
+    def unregister(self, holder: Holder) -> None:
+        """Forget a holder: O(1), its residencies are invisible at once. Its row may be given away."""
+        with self._lock:
+            self._slots.unregister(holder)
+
+    def holder_id(self, holder: Holder) -> int | None:
+        return self._slots.row(holder)
+
+    def store(
+        self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes, *, parent: int = 0
+    ) -> None:
+        """Add consecutive blocks of one chain; ``parent`` is the sequence hash before them (0: none).
+
+        Raises UnknownHolderError for a holder that is not registered.
+        """
+        self.store_linked(holder, tier, namespace, hashes, _NO_KEYS, parent=parent)
+
+    def store_linked(
+        self,
+        holder: Holder,
+        tier: Tier,
+        namespace: Namespace,
+        hashes: Hashes,
+        engine_keys: Hashes,
+        *,
+        parent: int = 0,
+    ) -> None:
+        """Like store; ``engine_keys`` are other names of the same blocks, for ``remove_linked``."""
+        hashes = np.ascontiguousarray(hashes, np.uint64)
+        domain, parent_hash = np.uint64(namespace.domain), np.uint64(parent)
+        with self._lock:
+            slot = self._slots.of(holder, tier)
+            state, done = self._arrays.state, 0
+            while (done := k.store(state, slot, hashes, engine_keys, domain, parent_hash, done)) < len(hashes):
+                self._arrays.make_room()
+            self._slots.maintain(len(hashes))
+
+    def remove(self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes) -> None:
+        """Take away one copy of each block; blocks that (holder, tier) does not have are ignored."""
+        hashes = np.ascontiguousarray(hashes, np.uint64)
+        domain = np.uint64(namespace.domain)
+        with self._lock:
+            slot = self._slots.existing(holder, tier)
+            if slot is None:
+                return
+            done = 0
+            while (done := k.remove(self._arrays.state, slot, hashes, domain, done)) < len(hashes):
+                self._arrays.make_room()
+            self._slots.maintain(len(hashes))
+
+    def remove_linked(self, holder: Holder, tier: Tier, engine_keys: Hashes) -> int:
+        """Like remove, by the engine keys given to store_linked. Returns how many were unknown."""
+        engine_keys = np.ascontiguousarray(engine_keys, np.uint64)
+        with self._lock:
+            slot = self._slots.existing(holder, tier)
+            if slot is None:
+                return 0
+            done, unknown = 0, 0
+            while True:
+                done, missed = k.remove_linked(self._arrays.state, slot, engine_keys, done)
+                unknown += missed
+                if done == len(engine_keys):
+                    break
+                self._arrays.make_room()
+            self._slots.maintain(len(engine_keys))
+            return unknown
+
+    def resolve(self, engine_key: int, namespace: Namespace) -> int | None:
+        """The sequence hash of the block that was stored with this engine key, None if unknown."""
+        with self._lock:
+            key = int(k.resolve(self._arrays.state, np.uint64(engine_key)))
+        return key ^ namespace.domain if key else None
+
+    def clear(self, holder: Holder, tier: Tier | None = None) -> None:
+        """Drop what a holder has in one tier or in all: O(1), visible at once, reclaimed later."""
+        with self._lock:
+            self._slots.clear(holder, tier)
+
+    def match(self, namespace: Namespace, hashes: Hashes) -> NDArray[np.int32]:
+        """How much of a prompt every holder has: ``[holder_id, tier]`` is the longest contiguous prefix,
+        in blocks, of which each block is in one of the tiers up to ``tier``.
+
+        Exact: every position is looked up. O(blocks matched + holder changes along the chain).
+        """
+        hashes = np.ascontiguousarray(hashes, np.uint64)
+        domain = np.uint64(namespace.domain)
+        with self._lock:
+            levels = np.zeros((self._slots.rows, k.TIERS), np.int32)
+            k.match(self._arrays.state, hashes, domain, levels)
+        return levels
+
+    def reclaim(self, positions: int = RECLAIM_POSITIONS) -> bool:
+        """Do a bounded piece of background work (growth, sweep). False when nothing is left to do.
+
+        Changes to the index do it in passing; an idle thread may call this too.
+        """
+        with self._lock:
+            return self._slots.reclaim(positions)
+
+    def residencies(self, holder: Holder, tier: Tier | None = None) -> set[tuple[int, Tier]]:
+        """(sequence hash ^ namespace domain, tier) of every block of a holder. Scans the whole index."""
+        found: set[tuple[int, Tier]] = set()
+        with self._lock:
+            self._arrays.finish_growth(k.NODES)
+            for each in Tier if tier is None else (tier,):
+                slot = self._slots.existing(holder, each)
+                if slot is not None:
+                    keys = np.empty(int(self._arrays.slot_blocks[slot]), np.uint64)
+                    k.keys_of_slot(self._arrays.state, slot, keys)
+                    found.update((key, each) for key in keys.tolist())
+        return found
+
+    def stats(self) -> IndexStats:
+        """Sizes; O(holders)."""
+        with self._lock:
+            by_holder: dict[Holder, dict[Tier, int]] = {}
+            total = 0
+            for holder, tier, _, blocks in self._slots.live():
+                by_holder.setdefault(holder, {})[tier] = blocks
+                total += blocks
+            return IndexStats(
+                blocks=self._arrays.used(k.NODES),
+                residencies=total,
+                residencies_by_holder=by_holder,
+                bytes=self._arrays.nbytes,
+                retired_slots=self._slots.retired,
+            )
+
+    def tree(self, *, limit: int = 100) -> list[TreeNode]:
+        """At most ``limit`` blocks, those near the roots first.
+
+        Looks at a bounded part of the table: of an index with more than a million blocks, and while it
+        grows, this is a sample.
+        """
+        nodes: list[TreeNode] = []
+        with self._lock:
+            slots = np.empty(self._arrays.slot_capacity, np.uint64)
+            for low, high in zip(_TREE_DEPTHS, _TREE_DEPTHS[1:], strict=False):
+                triples = np.empty(3 * (limit - len(nodes)), np.uint64)
+                if len(triples) == 0:
+                    break
+                count = k.nodes_by_depth(self._arrays.state, low, high, 0, TREE_POSITIONS, triples)
+                found = triples.reshape(-1, 3)[:count].tolist()
+                nodes += [self._node(*each, slots) for each in sorted(found, key=lambda each: each[1])]
+        return nodes
+
+    def _node(self, key: int, depth: int, parent: int, slots: NDArray[np.uint64]) -> TreeNode:
+        count = k.slots_of_node(self._arrays.state, np.uint64(key), slots)
+        holders = [self._slots.owner(int(slot)) for slot in slots[:count]]
+        return TreeNode(
+            hash=key,
+            parent=parent or None,
+            depth=None if depth == int(k.UNKNOWN_DEPTH) else depth,
+            holders=tuple(holder for holder in holders if holder is not None),
+        )

@@ -1,0 +1,67 @@
+"""The words of a residency: which holder has a block, and in which tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Tier(IntEnum):
+    """Where a block's KV tensors lie, fastest first."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+    POD = 3
+    REMOTE = 4
+
+    @classmethod
+    def parse(cls, name: str) -> Tier:
+        """The tier that an engine's name for a medium means, in any letter case; ValueError if none."""
+        tier = _MEDIA.get(name.upper())
+        if tier is None:
+            raise ValueError(f"unknown medium {name!r}")
+        return tier
+
+
+_MEDIA = {
+    **{name: Tier.DEVICE for name in ("DEVICE", "GPU", "HBM", "NPU", "XPU", "TPU")},
+    **{name: Tier.HOST for name in ("HOST", "CPU", "CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "DRAM", "MEMORY")},
+    **{name: Tier.DISK for name in ("DISK", "NVME", "SSD", "FILE", "LOCAL_DISK")},
+    **{name: Tier.POD for name in ("POD", "CMX")},
+    **{name: Tier.REMOTE for name in ("REMOTE", "EXTERNAL", "NETWORK", "OBJECT", "S3", "STORAGE")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An engine's data-parallel rank, or a shared pool, that has blocks."""
+
+    instance_id: str
+    rank: int = 0
+
+
+class UnknownHolderError(KeyError):
+    """The holder was never registered, or is unregistered by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """``blocks`` counts nodes, those that only cleared holders had included until they are reclaimed."""
+
+    blocks: int
+    residencies: int
+    residencies_by_holder: Mapping[Holder, Mapping[Tier, int]]
+    bytes: int
+    retired_slots: int  # (holder, tier) incarnations whose blocks are not reclaimed yet
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """One block of the radix tree. ``hash`` and ``parent`` are sequence hash ^ namespace domain."""
+
+    hash: int
+    parent: int | None  # None: first block of a prefix
+    depth: int | None  # None: stored below a block that the index did not have
+    holders: tuple[tuple[Holder, Tier], ...]

@@ -1,0 +1,5 @@
+"""`python -m conductor.cli`."""
+
+from conductor.cli import main
+
+main()

@@ -1,0 +1,132 @@
+"""Starts emulated engines as processes of their own, watches them, restarts those that die, stops them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+import structlog
+
+from conductor.config import EmulationConfig, InstanceConfig, parse_cluster_shape
+from conductor.placement import Role
+
+_log = structlog.get_logger(__name__)
+
+_STOP_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """Command line and ports of one emulated engine; the ports stay over restarts."""
+
+    instance_id: str
+    role: Role
+    port: int
+    event_port: int
+    replay_port: int
+    command: tuple[str, ...]
+
+
+class EmulatedCluster:
+    """The engines of one shape, each a child process that also ends by itself when this process is gone."""
+
+    def __init__(
+        self, config: EmulationConfig, *, host: str = "127.0.0.1", log_level: str = "warning"
+    ) -> None:
+        assert config.cluster is not None
+        self.host = host
+        self.engines = _plan(config, host, log_level)
+        self._restart_after_s = config.restart_after_s
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+
+    def instances(self) -> list[InstanceConfig]:
+        """The engines as the rest of the configuration would list them."""
+        return [
+            InstanceConfig(id=e.instance_id, url=f"http://{self.host}:{e.port}", role=e.role)
+            for e in self.engines
+        ]
+
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._processes.items()}
+
+    async def start(self) -> None:
+        """Spawn every engine and a keeper for each; returns before they answer."""
+        for engine in self.engines:
+            await self._spawn(engine)
+        self._keepers = [asyncio.create_task(self._keep(engine)) for engine in self.engines]
+
+    async def stop(self) -> None:
+        """Ask every engine to stop, and kill those that have not after a few seconds."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        running = [p for p in self._processes.values() if p.returncode is None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        if running:
+            waits = [asyncio.create_task(process.wait()) for process in running]
+            _, late = await asyncio.wait(waits, timeout=_STOP_GRACE_S)
+            if late:
+                for process in running:
+                    if process.returncode is None:
+                        process.kill()
+                await asyncio.wait(late)
+
+    async def _spawn(self, engine: EngineProcess) -> None:
+        # A session of its own: Ctrl-C reaches this process only, which then stops the engines in order.
+        self._processes[engine.instance_id] = await asyncio.create_subprocess_exec(
+            *engine.command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+
+    async def _keep(self, engine: EngineProcess) -> None:
+        while True:
+            code = await self._processes[engine.instance_id].wait()
+            _log.warning(
+                "emulated engine ended",
+                instance=engine.instance_id,
+                code=code,
+                restart_after_s=self._restart_after_s,
+            )
+            await asyncio.sleep(self._restart_after_s)
+            await self._spawn(engine)
+
+
+def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProcess]:
+    roles = parse_cluster_shape(config.cluster or "")
+    ports = _ports(host, config.base_port, 3 * len(roles))
+    counts: dict[Role, int] = {}
+    engines = []
+    for i, role in enumerate(roles):
+        number = counts[role] = counts.get(role, -1) + 1
+        instance_id = f"{role}-{number}"
+        # Replay ports lie behind all event ports, which an engine with several ranks counts up from.
+        port, event_port, replay_port = ports[i], ports[len(roles) + i], ports[2 * len(roles) + i]
+        command = (
+            sys.executable, "-m", "simulator.emulator",
+            "--host", host, "--port", str(port), "--instance-id", instance_id, "--role", str(role),
+            "--model", config.model, "--block-size", str(config.block_size), "--kv-blocks", str(config.kv_blocks),
+            "--speed", str(config.speed), "--kv-event-port", str(event_port), "--kv-replay-port", str(replay_port),
+            "--log-level", log_level, "--parent-pid", str(os.getpid()),
+        )  # fmt: skip
+        engines.append(EngineProcess(instance_id, role, port, event_port, replay_port, command))
+    return engines
+
+
+def _ports(host: str, base_port: int, count: int) -> list[int]:
+    """Consecutive ports from ``base_port``, or free ones when it is 0."""
+    if base_port:
+        return list(range(base_port, base_port + count))
+    with contextlib.ExitStack() as open_sockets:
+        ports = []
+        for _ in range(count):
+            probe = open_sockets.enter_context(socket.socket())
+            probe.bind((host, 0))
+            ports.append(int(probe.getsockname()[1]))
+        return ports

@@ -1,0 +1,200 @@
+"""Sends a trace's requests to a running front door on the trace's clock, and measures what a client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+from simulator.traces import TraceRequest, prompt_token_ids
+
+_USAGE_FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)":\s*(\d+)')
+_TAIL_BYTES = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """How a trace is sent: ``speed`` times faster than recorded, to one model of one front door."""
+
+    url: str
+    model: str
+    speed: float
+    timeout_s: float
+    vocabulary_size: int
+    max_output_tokens: int | None
+
+
+@dataclass(slots=True)
+class RequestResult:
+    """What the client saw of one request; times in seconds since it was sent."""
+
+    error: str | None = None
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    gaps_s: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    overlap_tokens: int = 0
+    predicted_ttft_s: float | None = None
+    prefill_instance: str = ""
+    decode_instance: str = ""
+    attempts: int = 1
+
+    @property
+    def tbt_s(self) -> float | None:
+        """Mean of the longest tenth of the token gaps (as the Mooncake paper defines TBT)."""
+        if not self.gaps_s:
+            return None
+        longest = sorted(self.gaps_s, reverse=True)[: max(1, len(self.gaps_s) // 10)]
+        return sum(longest) / len(longest)
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean gap between tokens."""
+        return sum(self.gaps_s) / len(self.gaps_s) if self.gaps_s else None
+
+
+async def replay_trace(
+    plan: ReplayPlan, requests: Sequence[TraceRequest], on_done: Callable[[RequestResult], None]
+) -> list[RequestResult]:
+    """Send every request at its time; the results are in trace order. ``on_done`` is called as each ends."""
+    timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        started_s = time.monotonic()
+        first_s = requests[0].arrival_s if requests else 0.0
+
+        async def at_its_time(request: TraceRequest) -> RequestResult:
+            due_s = started_s + (request.arrival_s - first_s) / plan.speed
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            result = await _send(session, plan, request)
+            on_done(result)
+            return result
+
+        return await asyncio.gather(*(at_its_time(request) for request in requests))
+
+
+async def _send(session: aiohttp.ClientSession, plan: ReplayPlan, request: TraceRequest) -> RequestResult:
+    output_tokens = max(1, request.output_tokens)
+    if plan.max_output_tokens is not None:
+        output_tokens = min(output_tokens, plan.max_output_tokens)
+    body = orjson.dumps(
+        {
+            "model": plan.model,
+            "prompt": prompt_token_ids(request, plan.vocabulary_size),
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )
+    result = RequestResult()
+    sent_s = time.monotonic()
+    try:
+        async with session.post(
+            f"{plan.url}/v1/completions", data=body, headers={"content-type": "application/json"}
+        ) as response:
+            if response.status != 200:
+                result.error = f"HTTP {response.status}: {(await response.text())[:200]}"
+                return result
+            _read_headers(result, response.headers)
+            await _read_stream(result, response, sent_s)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        result.error = f"{type(error).__name__}: {error}".rstrip(": ")
+    result.duration_s = time.monotonic() - sent_s
+    return result
+
+
+def _read_headers(result: RequestResult, headers: Any) -> None:
+    result.prefill_instance = headers.get("x-conductor-prefill-instance", "")
+    result.decode_instance = headers.get("x-conductor-decode-instance", "")
+    result.overlap_tokens = int(headers.get("x-conductor-overlap-tokens", 0))
+    result.attempts = int(headers.get("x-conductor-attempts", 1))
+    predicted_ms = headers.get("x-conductor-predicted-ttft-ms")
+    result.predicted_ttft_s = float(predicted_ms) / 1e3 if predicted_ms else None
+
+
+async def _read_stream(result: RequestResult, response: aiohttp.ClientResponse, sent_s: float) -> None:
+    tail = b""
+    last_s = None
+    async for chunk in response.content.iter_any():
+        now_s = time.monotonic()
+        events = chunk.count(b"data: {")
+        if events and last_s is None:
+            result.ttft_s = now_s - sent_s
+            events -= 1
+            last_s = now_s
+        if events and last_s is not None:
+            result.gaps_s.extend([now_s - last_s] + [0.0] * (events - 1))
+            last_s = now_s
+        tail = (tail + chunk)[-_TAIL_BYTES:]
+    if b'"error"' in tail:
+        result.error = "the stream broke: " + tail[tail.index(b'"error"') :][:160].decode(errors="replace")
+    elif not tail.rstrip().endswith(b"data: [DONE]"):
+        result.error = "the stream ended without data: [DONE]"
+    usage = {name: int(value) for name, value in _USAGE_FIELD.findall(tail)}
+    result.prompt_tokens = usage.get(b"prompt_tokens", 0)
+    result.cached_tokens = usage.get(b"cached_tokens", 0)
+    result.output_tokens = usage.get(b"completion_tokens", 0)
+    # The last event carries usage and no token.
+    if result.gaps_s:
+        result.gaps_s.pop()
+
+
+def percentiles(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Mean and percentiles of the known values; None when none is known."""
+    known = np.array([v for v in values if v is not None])
+    if not len(known):
+        return None
+    p50, p90, p99 = np.percentile(known, [50, 90, 99])
+    return {"mean": float(known.mean()), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
+
+
+def report(results: Sequence[RequestResult], wall_s: float) -> dict[str, Any]:
+    """The replay in figures, seconds throughout."""
+    ok = [r for r in results if r.error is None]
+    prompt_tokens = sum(r.prompt_tokens for r in ok)
+    cached_tokens = sum(r.cached_tokens for r in ok)
+    prefills = Counter(r.prefill_instance for r in ok)
+    decodes = Counter(r.decode_instance for r in ok)
+    return {
+        "requests": len(results),
+        "succeeded": len(ok),
+        "failed": len(results) - len(ok),
+        "retried": sum(r.attempts > 1 for r in ok),
+        "wall_s": wall_s,
+        "requests_per_s": len(ok) / wall_s if wall_s else 0.0,
+        "prompt_tokens": prompt_tokens,
+        "cached_tokens": cached_tokens,
+        "output_tokens": sum(r.output_tokens for r in ok),
+        "token_reuse_rate": cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+        "request_reuse_rate": sum(r.cached_tokens > 0 for r in ok) / len(ok) if ok else 0.0,
+        "ttft_s": percentiles(r.ttft_s for r in ok),
+        "tbt_s": percentiles(r.tbt_s for r in ok),
+        "itl_s": percentiles(r.itl_s for r in ok),
+        "e2e_s": percentiles(r.duration_s for r in ok),
+        "ttft_prediction_error_s": percentiles(
+            abs(r.ttft_s - r.predicted_ttft_s)
+            for r in ok
+            if r.ttft_s is not None and r.predicted_ttft_s is not None
+        ),
+        "prefill_requests": dict(sorted(prefills.items())),
+        "decode_requests": dict(sorted(decodes.items())),
+        "prefill_load_cv": _variation(prefills.values()),
+        "decode_load_cv": _variation(decodes.values()),
+        "errors": dict(Counter(r.error for r in results if r.error is not None).most_common(5)),
+    }
+
+
+def _variation(counts: Iterable[int]) -> float | None:
+    values = np.array(list(counts), dtype=float)
+    return float(values.std() / values.mean()) if len(values) and values.mean() else None

@@ -1,0 +1,271 @@
+"""The one configuration model: a YAML file, environment variables and command-line flags, same names everywhere.
+
+Precedence: flags, then ``CONDUCTOR_*`` environment variables (``__`` between levels, for example
+``CONDUCTOR_SERVER__PORT=9000``), then the file, then the defaults here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from conductor.costs import CATALOGUE
+from conductor.placement import Role
+from conductor.policies import POLICIES
+
+Positive = Annotated[float, Field(gt=0)]
+PortNumber = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names the key and the remedy."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerConfig(_Section):
+    """The front door."""
+
+    host: str = "127.0.0.1"
+    port: PortNumber = 8000
+    max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
+    shutdown_grace_s: Positive = 30.0
+
+
+class RoutingConfig(_Section):
+    """Attempts, deadlines and pools of the data path."""
+
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    connect_timeout_s: Positive = 2.0
+    prefill_timeout_s: Positive = 300.0
+    first_byte_timeout_s: Positive = 300.0
+
+
+class ObjectivesConfig(_Section):
+    """What a request should meet."""
+
+    ttft_s: Positive = 2.0
+    tbt_s: Positive = 0.05
+
+
+class SchedulingConfig(_Section):
+    """How placements are chosen."""
+
+    policy: str = "slo"
+    objectives: ObjectivesConfig = ObjectivesConfig()
+    suspend_after_failures: Annotated[int, Field(ge=1)] = 3
+    suspend_s: Positive = 10.0
+    records: Annotated[int, Field(ge=1)] = 10_000
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, name: str) -> str:
+        if name not in POLICIES:
+            raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+        return name
+
+
+class HealthConfig(_Section):
+    """Probes of the engines."""
+
+    interval_s: Positive = 1.0
+    timeout_s: Positive = 2.0
+    unhealthy_after: Annotated[int, Field(ge=1)] = 2
+
+
+class KvEventsConfig(_Section):
+    """Endpoints of one instance's KV events, where the engine does not tell them (GET /kv_event_sources)."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+
+class InstanceConfig(_Section):
+    """One engine."""
+
+    id: Annotated[str, Field(min_length=1)]
+    url: str
+    role: Role = Role.MIXED
+    instance_class: str = "llama-3.1-8b-h100"
+    protocol: str = "vllm-nixl"
+    ranks: Annotated[int, Field(ge=1)] = 1
+    block_size: Annotated[int, Field(gt=0)] | None = None
+    kv_events: list[KvEventsConfig] | None = None
+    api_key: str | None = None
+
+    @field_validator("instance_class")
+    @classmethod
+    def _known_class(cls, name: str) -> str:
+        if name not in CATALOGUE:
+            raise ValueError(f"unknown instance class {name!r}; known: {', '.join(CATALOGUE)}")
+        return name
+
+    @field_validator("url")
+    @classmethod
+    def _plain_http(cls, url: str) -> str:
+        if not re.fullmatch(r"http://[^/\s]+/?", url):
+            raise ValueError(f"url {url!r} must look like http://host:port")
+        return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _one_stream_a_rank(self) -> InstanceConfig:
+        if self.kv_events is not None and len(self.kv_events) != self.ranks:
+            raise ValueError(
+                f"kv_events has {len(self.kv_events)} entries for {self.ranks} ranks; give one a rank"
+            )
+        return self
+
+
+class ModelConfig(_Section):
+    """What the router knows of a model: the folder of its tokenizer, other names it answers to."""
+
+    name: str
+    tokenizer: Path | None = None
+    aliases: list[str] = []
+
+
+class EmulationConfig(_Section):
+    """The embedded emulated cluster: `2p2d` is two prefill and two decode instances, `4` four mixed ones."""
+
+    cluster: str | None = None
+    model: str = "emulated-8b"
+    base_port: PortNumber = 0
+    speed: Positive = 1.0
+    block_size: Annotated[int, Field(gt=0)] = 16
+    kv_blocks: Annotated[int, Field(gt=0)] = 28_000
+    restart_after_s: Annotated[float, Field(ge=0)] = 1.0
+
+    @field_validator("cluster")
+    @classmethod
+    def _shape(cls, shape: str | None) -> str | None:
+        if shape is not None:
+            parse_cluster_shape(shape)
+        return shape
+
+
+class LogConfig(_Section):
+    """Structured logs on stderr; `auto` is coloured text on a terminal and JSON lines elsewhere."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+
+
+class Config(BaseSettings):
+    """Everything that can be configured."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="CONDUCTOR_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    server: ServerConfig = ServerConfig()
+    routing: RoutingConfig = RoutingConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    health: HealthConfig = HealthConfig()
+    emulation: EmulationConfig = EmulationConfig()
+    log: LogConfig = LogConfig()
+    models: list[ModelConfig] = []
+    instances: list[InstanceConfig] = []
+    state_dir: Path | None = None
+
+    @model_validator(mode="after")
+    def _unique_ids(self) -> Config:
+        ids = [instance.id for instance in self.instances]
+        twice = sorted({i for i in ids if ids.count(i) > 1})
+        if twice:
+            raise ValueError(f"instances: the id {twice[0]!r} is used more than once; ids must be unique")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags over environment over the file, whose content `load_config` passes as ``_file``."""
+        assert isinstance(init_settings, InitSettingsSource)
+        given = dict(init_settings.init_kwargs)
+        content = given.pop("_file", {})
+        return (
+            InitSettingsSource(settings_cls, init_kwargs=given),
+            env_settings,
+            InitSettingsSource(settings_cls, init_kwargs=content),
+        )
+
+
+def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> Config:
+    """The effective configuration. ``flags`` is nested like the file and wins over it.
+
+    Raises ConfigError naming file, key and remedy.
+    """
+    content: Any = {}
+    if path is not None:
+        try:
+            content = yaml.safe_load(path.read_text()) or {}
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        if not isinstance(content, dict):
+            raise ConfigError(
+                f"{path} must hold a mapping such as 'instances: [...]', not a {type(content).__name__}"
+            )
+    try:
+        return Config(_file=content, **(flags or {}))  # type: ignore[call-arg]
+    except ValidationError as error:
+        where = str(path) if path is not None else "configuration"
+        raise ConfigError("\n".join(f"{where}: {line}" for line in _explain(error))) from None
+
+
+def parse_cluster_shape(shape: str) -> list[Role]:
+    """`2p2d` -> two prefill and two decode roles; `4` -> four mixed ones. Raises ValueError."""
+    pair = re.fullmatch(r"(\d+)p(\d+)d", shape)
+    if pair and int(pair[1]) > 0 and int(pair[2]) > 0:
+        return [Role.PREFILL] * int(pair[1]) + [Role.DECODE] * int(pair[2])
+    if shape.isdecimal() and int(shape) > 0:
+        return [Role.MIXED] * int(shape)
+    raise ValueError(f"{shape!r} is no cluster shape; write for example 2p2d (prefill/decode) or 4 (mixed)")
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines = []
+    for problem in error.errors():
+        location = [str(part) for part in problem["loc"]]
+        key = ".".join(location) or "(top level)"
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown key {key!r}{_suggestion(problem['loc'])}")
+        elif problem["type"] == "missing":
+            lines.append(f"{key!r} is required")
+        else:
+            lines.append(f"{key!r}: {problem['msg'].removeprefix('Value error, ')}")
+    return lines
+
+
+def _suggestion(location: tuple[int | str, ...]) -> str:
+    """What the key may have been meant to be, or which keys exist there."""
+    section: Any = Config
+    for part in location[:-1]:
+        if isinstance(part, str):
+            section = section.model_fields[part].annotation
+            section = next(
+                (a for a in getattr(section, "__args__", ()) if hasattr(a, "model_fields")), section
+            )
+    known = list(section.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known)}"

@@ -1,0 +1,163 @@
+"""Asking an engine what it serves, how it caches and where it publishes KV events. No configuration needed.
+
+Formats as recorded from vLLM 0.32: `/v1/models`, `/kv_event_sources`, and the `cache_config_info` and load
+gauges of `/metrics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from cache_index import StreamConfig
+from conductor.cluster import EngineFacts, InstanceState, ReportedLoad, ServedModel
+
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
+_KV_USAGE = "vllm:kv_cache_usage_perc"
+_CACHE_CONFIG = "vllm:cache_config_info"
+
+
+class ProbeError(Exception):
+    """An engine answered a probe with something unusable; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventEndpoints:
+    """Where one rank publishes its KV events."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """The part of an engine's /metrics that scheduling uses; loads by rank."""
+
+    loads: dict[int, ReportedLoad]
+    block_size: int | None
+    kv_capacity_blocks: int | None
+
+
+async def fetch_models(client: httpx.AsyncClient, url: str) -> tuple[ServedModel, ...]:
+    """Models and LoRA adapters of an engine. Raises ProbeError or httpx.HTTPError."""
+    response = await client.get(f"{url}/v1/models")
+    if response.status_code != 200:
+        raise ProbeError(f"GET /v1/models answered {response.status_code}")
+    try:
+        models = tuple(
+            ServedModel(name=str(m["id"]), parent=m.get("parent"), max_model_len=m.get("max_model_len"))
+            for m in response.json()["data"]
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProbeError(f"GET /v1/models is not an OpenAI model list: {error!r}") from None
+    if not models:
+        raise ProbeError("GET /v1/models lists no model")
+    return models
+
+
+async def fetch_event_endpoints(client: httpx.AsyncClient, url: str) -> dict[int, EventEndpoints]:
+    """KV event endpoints by rank; empty when the engine does not publish. A host of `*` is the engine's own."""
+    response = await client.get(f"{url}/kv_event_sources")
+    if response.status_code != 200:
+        return {}
+    host = urlsplit(url).hostname or "127.0.0.1"
+    try:
+        return {
+            int(rank): EventEndpoints(
+                endpoint=_reachable(source["endpoint"], host),
+                replay_endpoint=_reachable(source["replay_endpoint"], host)
+                if source.get("replay_endpoint")
+                else None,
+                topic=source.get("topic") or "",
+            )
+            for rank, source in response.json().items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProbeError(f"GET /kv_event_sources has an unknown shape: {error!r}") from None
+
+
+async def fetch_metrics(client: httpx.AsyncClient, url: str, now_s: float) -> EngineMetrics:
+    """Load gauges and cache configuration; all unknown when the engine serves no /metrics."""
+    response = await client.get(f"{url}/metrics")
+    if response.status_code != 200:
+        return EngineMetrics({}, None, None)
+    gauges: dict[int, dict[str, float]] = {}
+    block_size = capacity = None
+    try:
+        for family in text_string_to_metric_families(_scheduling_lines(response.text)):
+            for sample in family.samples:
+                if sample.name == _CACHE_CONFIG:
+                    block_size = _integer(sample.labels.get("block_size"))
+                    capacity = _integer(sample.labels.get("num_gpu_blocks"))
+                else:
+                    rank = _integer(sample.labels.get("engine")) or 0
+                    gauges.setdefault(rank, {})[sample.name] = sample.value
+    except ValueError as error:
+        raise ProbeError(f"GET /metrics is not in Prometheus' text format: {error}") from None
+    loads = {
+        rank: ReportedLoad(
+            running=int(values.get(_RUNNING, 0)),
+            waiting=int(values.get(_WAITING, 0)),
+            kv_usage=values.get(_KV_USAGE, 0.0),
+            at_s=now_s,
+        )
+        for rank, values in gauges.items()
+    }
+    return EngineMetrics(loads, block_size, capacity)
+
+
+async def probe(
+    client: httpx.AsyncClient, instance: InstanceState, now_s: float
+) -> tuple[EngineFacts, dict[int, EventEndpoints], EngineMetrics]:
+    """Everything an engine says of itself. Raises ProbeError or httpx.HTTPError."""
+    models = await fetch_models(client, instance.url)
+    endpoints = await fetch_event_endpoints(client, instance.url)
+    metrics = await fetch_metrics(client, instance.url, now_s)
+    facts = EngineFacts(
+        models=models,
+        block_size=metrics.block_size,
+        kv_capacity_blocks=metrics.kv_capacity_blocks,
+        publishes_events=bool(endpoints),
+    )
+    return facts, endpoints, metrics
+
+
+def stream_configs(
+    instance: InstanceState, facts: EngineFacts, endpoints: dict[int, EventEndpoints]
+) -> list[StreamConfig]:
+    """One event stream a rank, as far as the engine publishes."""
+    return [
+        StreamConfig(
+            holder=rank.holder,
+            model=facts.base_model,
+            endpoint=found.endpoint,
+            replay_endpoint=found.replay_endpoint,
+            topic=found.topic,
+            block_size=instance.block_size_override,
+        )
+        for rank in instance.ranks
+        if (found := endpoints.get(rank.target.rank)) is not None
+    ]
+
+
+def _scheduling_lines(text: str) -> str:
+    """Only the samples read here: parsing an engine's whole page costs a hundred times more."""
+    wanted = (_RUNNING + "{", _WAITING + "{", _KV_USAGE, _CACHE_CONFIG)
+    return "\n".join(line for line in text.splitlines() if line.startswith(wanted)) + "\n"
+
+
+def _reachable(endpoint: str, host: str) -> str:
+    return endpoint.replace("://*:", f"://{host}:").replace("://0.0.0.0:", f"://{host}:")
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None

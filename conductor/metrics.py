@@ -1,0 +1,92 @@
+"""Prometheus gauges of the cluster, read from the scheduler's state when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cache_index import CacheIndex, EventSource
+from conductor.cluster import Health
+from conductor.scheduler import Scheduler
+
+
+class ClusterCollector(Collector):
+    """Instances, reservations, KV event streams and the index."""
+
+    def __init__(
+        self, scheduler: Scheduler, index: CacheIndex, events: EventSource, clock: Callable[[], float]
+    ) -> None:
+        self._scheduler = scheduler
+        self._index = index
+        self._events = events
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._instances()
+        yield from self._streams()
+        stats = self._index.stats()
+        yield _gauge("conductor_index_blocks", "Distinct blocks in the cache index", stats.blocks)
+        yield _gauge("conductor_index_residencies", "Residencies in the cache index", stats.residencies)
+        yield _gauge("conductor_index_bytes", "Memory of the cache index", stats.bytes)
+        active = self._scheduler.active_placements
+        yield _gauge("conductor_active_placements", "Placements under way", active)
+
+    def _instances(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(
+            "conductor_instance_up", "1 while the instance is a candidate", labels=["instance", "role"]
+        )
+        labels = ["instance", "rank"]
+        queue = GaugeMetricFamily("conductor_prefill_queue_seconds", "Predicted queue", labels=labels)
+        prefills = GaugeMetricFamily(
+            "conductor_pending_prefills", "Prefills placed, not ended", labels=labels
+        )
+        decodes = GaugeMetricFamily("conductor_active_decodes", "Requests placed, not ended", labels=labels)
+        placements = CounterMetricFamily("conductor_placements", "Placements made", labels=labels)
+        scale = GaugeMetricFamily(
+            "conductor_prefill_scale",
+            "Learned correction of predicted prefill times",
+            labels=["instance_class"],
+        )
+        now_s = self._clock()
+        for instance in self._scheduler.cluster:
+            up.add_metric([instance.instance_id, instance.role], float(instance.health is Health.UP))
+            for rank in instance.ranks:
+                values = [instance.instance_id, str(rank.target.rank)]
+                queue.add_metric(values, rank.queue_s(now_s))
+                prefills.add_metric(values, len(rank.prefills))
+                decodes.add_metric(values, len(rank.decodes))
+                placements.add_metric(values, rank.placements)
+        for name, calibration in self._scheduler.calibrations.items():
+            scale.add_metric([name], calibration.scale)
+        yield from (up, queue, prefills, decodes, placements, scale)
+
+    def _streams(self) -> Iterator[Metric]:
+        labels = ["instance", "rank"]
+        warm = GaugeMetricFamily("conductor_kv_stream_warm", "1 while nothing was missed", labels=labels)
+        counters = {
+            name: CounterMetricFamily(f"conductor_kv_{name}", text, labels=labels)
+            for name, text in (
+                ("batches", "KV event batches applied"),
+                ("events", "KV events applied"),
+                ("gaps", "Gaps in the sequence of batches"),
+                ("replays", "Replays asked for"),
+                ("malformed_frames", "Frames that could not be decoded"),
+                ("unknown_events", "Events of an unknown type"),
+                ("unresolved_blocks", "Stored blocks whose parent is unknown"),
+            )
+        }
+        for stream in self._events.stream_stats():
+            values = [stream.holder.instance_id, str(stream.holder.rank)]
+            warm.add_metric(values, float(stream.state == "warm"))
+            for name, counter in counters.items():
+                counter.add_metric(values, getattr(stream, name))
+        yield warm
+        yield from counters.values()
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    gauge = GaugeMetricFamily(name, text)
+    gauge.add_metric([], value)
+    return gauge

@@ -1,0 +1,119 @@
+"""Watches the engines: probes their health, learns what they serve, follows their KV events and gauges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import structlog
+
+from cache_index import EventSource
+from conductor.cluster import Health, InstanceState, ReportedLoad
+from conductor.discovery import EventEndpoints, ProbeError, fetch_metrics, probe, stream_configs
+from conductor.scheduler import Scheduler
+
+_log = structlog.get_logger(__name__)
+
+
+class ClusterMonitor:
+    """One task an instance: health every ``interval_s``; on the way up everything is discovered anew.
+
+    An engine that refuses connections is down at once; one that is slow or answers errors is down after
+    ``unhealthy_after`` probes in a row. When it comes back its event stream is read from the start, so nothing
+    that its former life cached survives.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        events: EventSource,
+        clock: Callable[[], float],
+        *,
+        interval_s: float,
+        timeout_s: float,
+        unhealthy_after: int,
+        endpoint_overrides: dict[str, dict[int, EventEndpoints]] | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._events = events
+        self._clock = clock
+        self._interval_s = interval_s
+        self._unhealthy_after = unhealthy_after
+        self._overrides = endpoint_overrides or {}
+        self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._streams: dict[str, list[str]] = {}
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._watch(instance), name=f"watch {instance.instance_id}")
+            for instance in self._scheduler.cluster
+        ]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _watch(self, instance: InstanceState) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._check(instance)
+                failures = 0
+            except (httpx.HTTPError, ProbeError) as error:
+                failures += 1
+                if isinstance(error, httpx.ConnectError) or failures >= self._unhealthy_after:
+                    self._mark_down(instance, f"{type(error).__name__}: {error}".rstrip(": "))
+            except Exception:
+                _log.exception("health check failed unexpectedly", instance=instance.instance_id)
+            await asyncio.sleep(self._interval_s)
+
+    async def _check(self, instance: InstanceState) -> None:
+        response = await self._client.get(f"{instance.url}/health")
+        if response.status_code != 200:
+            raise ProbeError(f"GET /health answered {response.status_code}")
+        if instance.health in (Health.STARTING, Health.DOWN):
+            await self._bring_up(instance)
+            return
+        self._report(instance, (await fetch_metrics(self._client, instance.url, self._clock())).loads)
+
+    async def _bring_up(self, instance: InstanceState) -> None:
+        returning = instance.facts is not None
+        facts, endpoints, metrics = await probe(self._client, instance, self._clock())
+        endpoints = self._overrides.get(instance.instance_id, endpoints)
+        streams = stream_configs(instance, facts, endpoints)
+        self._scheduler.instance_up(instance.instance_id, facts)
+        known = self._streams.get(instance.instance_id)
+        if known == [s.endpoint for s in streams]:
+            for stream in streams:
+                self._events.resync(stream.holder)
+        else:
+            for rank in instance.ranks:
+                if known is not None:
+                    self._events.remove_stream(rank.holder)
+            for stream in streams:
+                self._events.add_stream(stream)
+            self._streams[instance.instance_id] = [s.endpoint for s in streams]
+        self._report(instance, metrics.loads)
+        _log.info(
+            "instance is back" if returning else "instance is up",
+            instance=instance.instance_id,
+            role=str(instance.role),
+            models=[m.name for m in facts.models],
+            block_size=instance.block_size,
+            kv_events=bool(streams),
+        )
+
+    def _report(self, instance: InstanceState, loads: dict[int, ReportedLoad]) -> None:
+        for rank, load in loads.items():
+            if rank < len(instance.ranks):
+                self._scheduler.report_load(instance.instance_id, rank, load)
+
+    def _mark_down(self, instance: InstanceState, reason: str) -> None:
+        if instance.health is not Health.DOWN:
+            if instance.health is not Health.STARTING:
+                _log.warning("instance is down", instance=instance.instance_id, reason=reason)
+            self._scheduler.instance_down(instance.instance_id, reason)

@@ -1,0 +1,130 @@
+"""What is asked of the scheduler and what it answers: one placement per request and attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.uint32]
+
+
+class Role(StrEnum):
+    """What an instance is used for. A mixed instance prefills and decodes the same request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+class TokenSource(StrEnum):
+    """Where a request's token ids came from, best first; placement without tokens is by load alone."""
+
+    CLIENT = "client"  # the prompt was given as token ids
+    LOCAL = "local"  # the router's own tokenizer
+    ENGINE = "engine"  # an engine's /tokenize
+    NONE = "none"  # unknown: no overlap can be computed
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """One request as the scheduler sees it.
+
+    ``tokens`` are the prompt's token ids (uint32, empty when ``token_source`` is ``none``);
+    ``prompt_tokens`` is their number, or an estimate when they are unknown.
+    ``excluded`` names instances that already failed this request.
+    """
+
+    request_id: str
+    model: str
+    tokens: Tokens
+    prompt_tokens: int
+    token_source: TokenSource = TokenSource.LOCAL
+    streamed: bool = True
+    max_output_tokens: int | None = None
+    cache_salt: str | None = None
+    tenant: str = "default"
+    excluded: frozenset[str] = frozenset()
+    retry_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An instance as the router needs it to send a request there."""
+
+    instance_id: str
+    url: str  # "http://host:port", no trailing slash
+    host: str
+    port: int
+    rank: int = 0
+    ranks: int = 1
+    protocol: str = "vllm-nixl"  # prefill/decode hand-off protocol (router.disaggregation)
+    api_key: str | None = None  # replaces the client's credentials on the way to this engine
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The decision for one request: where it prefills, where it decodes, and what that should cost."""
+
+    placement_id: str
+    request_id: str
+    model: str  # the name the engines know, aliases resolved
+    prefill: Target
+    decode: Target
+    overlap_tokens: int
+    predicted_ttft_s: float
+    predicted_tbt_s: float
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether the KV cache is handed from one instance to another."""
+        return self.prefill.instance_id != self.decode.instance_id
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an engine reported for a finished request; None where it reported nothing."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class FailureKind(StrEnum):
+    """How a leg of a placement failed."""
+
+    UNREACHABLE = "unreachable"  # no connection, or it broke: the process is probably gone
+    TIMEOUT = "timeout"  # nothing came back in time
+    ERROR = "error"  # the engine answered 5xx
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFailure:
+    instance_id: str
+    kind: FailureKind
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model the cluster serves, merged over its instances."""
+
+    model: str
+    max_model_len: int | None
+    instances: int
+    parent: str | None = None  # base model of a LoRA adapter
+    aliases: tuple[str, ...] = field(default=())
+
+
+class PlacementError(Exception):
+    """No placement could be made; the message says why and what to do."""
+
+
+class UnknownModelError(PlacementError):
+    """No instance of the cluster serves this model."""
+
+
+class NoInstanceError(PlacementError):
+    """Instances exist but none can take the request now."""

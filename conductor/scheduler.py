@@ -1,0 +1,386 @@
+"""The scheduler: requests, progress, failures and load reports in; placements out.
+
+A state machine without I/O. Time comes in as an argument (seconds of one monotonic clock), cache contents
+through the index, engine facts and gauges through the `instance_up` / `report_load` events; the router, the
+REST API and the simulator drive the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
+from conductor.cluster import (
+    Cluster,
+    EngineFacts,
+    Health,
+    InstanceState,
+    PendingPrefill,
+    RankState,
+    ReportedLoad,
+)
+from conductor.costs import Ints, PrefillCalibration
+from conductor.explanation import PlacementRecord, RecordLog
+from conductor.placement import (
+    FailureKind,
+    InstanceFailure,
+    ModelCard,
+    NoInstanceError,
+    Placement,
+    PlacementRequest,
+    Role,
+    UnknownModelError,
+    Usage,
+)
+from conductor.policies import Candidates, Policy
+
+# The length of an answer that nobody bounded, until it is learned: enters only decode capacity estimates.
+_ASSUMED_OUTPUT_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What a request should meet: time to first token, and mean of its longest tenth of token gaps."""
+
+    ttft_s: float = 2.0
+    tbt_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class SuspensionPolicy:
+    """When an instance that answers its health check but fails requests stops being a candidate."""
+
+    after_failures: int = 3
+    pause_s: float = 10.0
+
+
+class Scheduler:
+    """Places requests on the cluster and keeps the books of what is under way."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: CacheIndex,
+        policy: Policy,
+        objectives: Objectives,
+        suspension: SuspensionPolicy,
+        *,
+        aliases: dict[str, str] | None = None,
+        calibrations: dict[str, PrefillCalibration] | None = None,
+        id_prefix: str = "",
+        records: int = 10_000,
+    ) -> None:
+        self.cluster = cluster
+        self.index = index
+        self.policy = policy
+        self.objectives = objectives
+        self.suspension = suspension
+        self.aliases = aliases or {}
+        self.records = RecordLog(records)
+        self.calibrations = calibrations if calibrations is not None else {}
+        self._id_prefix = id_prefix
+        self._placed = 0
+        self._active: dict[str, PlacementRecord] = {}
+
+    # ---- requests ----
+
+    def place(self, request: PlacementRequest, now_s: float) -> Placement:
+        """Choose where the request runs and reserve its load there.
+
+        Raises UnknownModelError when no instance serves the model, NoInstanceError when none can take it now.
+        """
+        model = self.aliases.get(request.model, request.model)
+        candidates = self._candidates(request, model, now_s)
+        choice = self.policy.choose(candidates)
+        if choice is None:
+            raise NoInstanceError(self._why_none(model, candidates))
+        prefill, decode = candidates.ranks[choice.prefill], candidates.ranks[choice.decode]
+        ttft_s = float(candidates.ttft_s[choice.prefill])
+        if choice.prefill != choice.decode:
+            ttft_s += float(candidates.hand_off_s[choice.decode])
+        self._placed += 1
+        placement = Placement(
+            placement_id=f"{self._id_prefix}{self._placed}",
+            request_id=request.request_id,
+            model=model,
+            prefill=prefill.target,
+            decode=decode.target,
+            overlap_tokens=int(candidates.overlap_tokens[choice.prefill]),
+            predicted_ttft_s=ttft_s,
+            predicted_tbt_s=float(candidates.tbt_s[choice.decode]),
+        )
+        record = PlacementRecord(
+            placement=placement,
+            request=request,
+            policy=self.policy.name,
+            candidates=candidates,
+            choice=choice,
+            placed_s=now_s,
+            queue_s=float(candidates.queue_s[choice.prefill]),
+            prefill_s=float(candidates.prefill_s[choice.prefill]),
+        )
+        # The end of a prefill shows when it hands off or when the first token streams.
+        pending = PendingPrefill(record.prefill_s, observed=request.streamed or placement.disaggregated)
+        prefill.add_prefill(placement.placement_id, pending, now_s)
+        decode.add_decode(
+            placement.placement_id,
+            request.prompt_tokens + (request.max_output_tokens or _ASSUMED_OUTPUT_TOKENS) // 2,
+        )
+        prefill.placements += 1
+        if decode is not prefill:
+            decode.placements += 1
+        self._active[placement.placement_id] = record
+        self.records.add(record)
+        return placement
+
+    def prefill_finished(self, placement_id: str, now_s: float) -> None:
+        """The prefill leg of a disaggregated placement answered."""
+        record = self._active.get(placement_id)
+        if record is not None and record.prefill_finished_s is None:
+            record.prefill_finished_s = now_s
+            self._end_prefill(record, now_s, learn=True)
+            self._succeeded(record.placement.prefill.instance_id)
+
+    def first_token(self, placement_id: str, now_s: float) -> None:
+        """The first byte of the answer arrived."""
+        record = self._active.get(placement_id)
+        if record is None or record.first_token_s is not None:
+            return
+        record.first_token_s = now_s
+        # An answer that is not streamed comes whole: its first byte says nothing about the prefill.
+        self._end_prefill(record, now_s, learn=record.request.streamed)
+        self._succeeded(record.placement.decode.instance_id)
+
+    def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
+        """The answer was sent completely."""
+        record = self._end(placement_id, now_s, "finished")
+        if record is not None:
+            record.usage = usage
+
+    def cancelled(self, placement_id: str, now_s: float) -> None:
+        """The client went away, or the router gave the request up."""
+        self._end(placement_id, now_s, "cancelled")
+
+    def failed(self, placement_id: str, now_s: float, failure: InstanceFailure) -> None:
+        """One leg failed: the reservation is released and the instance pays for it.
+
+        An unreachable instance is down at once (its health check brings it back); one that times out or
+        answers 5xx several times in a row is suspended for a while.
+        """
+        record = self._end(placement_id, now_s, "failed")
+        if record is not None:
+            record.failure = failure
+        instance = self.cluster.get(failure.instance_id)
+        if instance is None:
+            return
+        if failure.kind is FailureKind.UNREACHABLE:
+            self.instance_down(failure.instance_id, failure.detail)
+            return
+        instance.consecutive_failures += 1
+        if instance.consecutive_failures >= self.suspension.after_failures and instance.health is Health.UP:
+            instance.health = Health.SUSPENDED
+            instance.health_reason = (
+                f"{instance.consecutive_failures} requests failed in a row, last: {failure.detail}"
+            )
+            instance.suspended_until_s = now_s + self.suspension.pause_s
+
+    def models(self) -> list[ModelCard]:
+        """The models that can be asked for, aliases included."""
+        cards = self.cluster.models()
+        known = {card.model: card for card in cards}
+        aliases = [
+            ModelCard(alias, known[name].max_model_len, known[name].instances, parent=name)
+            for alias, name in self.aliases.items()
+            if name in known and alias not in known
+        ]
+        return cards + aliases
+
+    def why_not_ready(self, now_s: float) -> str | None:
+        """None when a request could be placed now, else the reason in words."""
+        up = [i for i in self.cluster if i.facts is not None and i.is_candidate(now_s)]
+        roles = {i.role for i in up}
+        if Role.MIXED in roles or {Role.PREFILL, Role.DECODE} <= roles:
+            return None
+        if not up:
+            states = _join(f"{i.instance_id} ({i.health}: {i.health_reason})" for i in self.cluster)
+            return f"no instance is up: {states}"
+        missing = Role.DECODE if Role.PREFILL in roles else Role.PREFILL
+        return f"no {missing} instance is up"
+
+    # ---- the cluster ----
+
+    def instance_up(self, instance_id: str, facts: EngineFacts) -> None:
+        """An engine answered its probe; ranks of it become holders of the index."""
+        instance = self.cluster[instance_id]
+        instance.facts = facts
+        instance.health, instance.health_reason = Health.UP, "answers its health check"
+        instance.consecutive_failures = 0
+        for rank in instance.ranks:
+            self.index.register(rank.holder)
+
+    def instance_down(self, instance_id: str, reason: str) -> None:
+        """An engine is gone: it is no candidate, and what it held is forgotten."""
+        instance = self.cluster[instance_id]
+        if instance.health is Health.DOWN:
+            return
+        instance.health, instance.health_reason = Health.DOWN, reason
+        for rank in instance.ranks:
+            self.index.clear(rank.holder)
+            rank.reported = None
+
+    def report_load(self, instance_id: str, rank: int, load: ReportedLoad) -> None:
+        """Gauges of one rank, polled from its engine."""
+        self.cluster[instance_id].ranks[rank].reported = load
+
+    def calibration(self, instance: InstanceState) -> PrefillCalibration:
+        """The learned correction for this instance's class."""
+        return self.calibrations.setdefault(instance.instance_class.name, PrefillCalibration())
+
+    @property
+    def active_placements(self) -> int:
+        return len(self._active)
+
+    def check_invariants(self) -> None:
+        """Assert that reservations and active placements agree; for tests."""
+        for instance in self.cluster:
+            for rank in instance.ranks:
+                assert rank.prefills.keys() <= self._active.keys(), "a prefill outlived its placement"
+                assert rank.decodes.keys() <= self._active.keys(), "a decode outlived its placement"
+                assert rank.context_tokens == sum(rank.decodes.values()), "context tokens drifted"
+        for record in self._active.values():
+            decode = self._rank(record.placement.decode.instance_id, record.placement.decode.rank)
+            assert record.placement.placement_id in decode.decodes, "an active placement lost its decode"
+
+    # ---- estimates ----
+
+    def _candidates(self, request: PlacementRequest, model: str, now_s: float) -> Candidates:
+        serving = [instance for instance in self.cluster if instance.serves(model)]
+        if not serving:
+            raise UnknownModelError(self._why_unknown(model))
+        excluded: dict[str, str] = {}
+        ranks: list[RankState] = []
+        owners: list[InstanceState] = []
+        for instance in serving:
+            if instance.instance_id in request.excluded:
+                excluded[instance.instance_id] = "failed this request before"
+            elif not instance.is_candidate(now_s):
+                excluded[instance.instance_id] = f"{instance.health}: {instance.health_reason}"
+            else:
+                ranks.extend(instance.ranks)
+                owners.extend([instance] * len(instance.ranks))
+        overlap = self._overlap_tokens(request, model, owners, ranks)
+        n = request.prompt_tokens
+        decodes = np.array([len(r.decodes) for r in ranks], dtype=np.int64)
+        context = np.array([r.context_tokens for r in ranks], dtype=np.int64)
+        prefill_s, hand_off_s, tbt_s = (np.zeros(len(ranks)) for _ in range(3))
+        classes = np.array([o.instance_class.name for o in owners])
+        for instance_class in {o.instance_class for o in owners}:
+            of_class = classes == instance_class.name
+            scale = self.calibrations.setdefault(instance_class.name, PrefillCalibration()).scale
+            prefill_s[of_class] = scale * instance_class.prefill_s(n, overlap[of_class])
+            hand_off_s[of_class] = instance_class.hand_off_s(np.maximum(n - overlap[of_class], 0))
+            tbt_s[of_class] = instance_class.decode_step_s(decodes[of_class] + 1, context[of_class] + n)
+        return Candidates(
+            ranks=ranks,
+            can_prefill=_has_role(owners, Role.PREFILL),
+            can_decode=_has_role(owners, Role.DECODE),
+            is_mixed=_has_role(owners, Role.MIXED),
+            prompt_tokens=n,
+            overlap_tokens=overlap,
+            queue_s=np.array([r.queue_s(now_s) for r in ranks]),
+            prefill_s=prefill_s,
+            hand_off_s=hand_off_s,
+            tbt_s=tbt_s,
+            context_tokens=context,
+            pending_prefills=np.array([len(r.prefills) for r in ranks], dtype=np.int64),
+            active_decodes=decodes,
+            placements=np.array([r.placements for r in ranks], dtype=np.int64),
+            excluded=excluded,
+            ttft_objective_s=self.objectives.ttft_s,
+            tbt_objective_s=self.objectives.tbt_s,
+        )
+
+    def _overlap_tokens(
+        self, request: PlacementRequest, model: str, owners: list[InstanceState], ranks: list[RankState]
+    ) -> Ints:
+        """Usable cached prefix of each rank: a fully cached prompt still recomputes its last block."""
+        overlap = np.zeros(len(ranks), dtype=np.int64)
+        if not len(request.tokens):
+            return overlap
+        namespaces: dict[Namespace, list[int]] = {}
+        for i, owner in enumerate(owners):
+            if owner.block_size is not None and owner.facts is not None:
+                served = owner.served_model(model)
+                namespace = Namespace(
+                    model=served.parent or served.name,
+                    block_size=owner.block_size,
+                    lora=served.name if served.parent else None,
+                    tenant=request.tenant,
+                )
+                namespaces.setdefault(namespace, []).append(i)
+        for namespace, members in namespaces.items():
+            size = namespace.block_size
+            hashes = sequence_hashes(request.tokens, size, cache_salt=request.cache_salt)
+            matched = self.index.match(namespace, hashes)
+            usable = (len(request.tokens) - 1) // size * size
+            for i in members:
+                holder_id = self.index.holder_id(ranks[i].holder)
+                if holder_id is not None:
+                    overlap[i] = min(int(matched[holder_id, Tier.DEVICE]) * size, usable)
+        return overlap
+
+    # ---- books ----
+
+    def _rank(self, instance_id: str, rank: int) -> RankState:
+        return self.cluster[instance_id].ranks[rank]
+
+    def _end_prefill(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
+        """Release the prefill reservation; its service time teaches the calibration if ``learn``."""
+        target = record.placement.prefill
+        rank = self._rank(target.instance_id, target.rank)
+        service_s = rank.end_prefill(record.placement.placement_id, now_s)
+        if learn and service_s is not None:
+            self.calibration(self.cluster[target.instance_id]).observe(record.prefill_s, service_s)
+
+    def _succeeded(self, instance_id: str) -> None:
+        instance = self.cluster.get(instance_id)
+        if instance is not None:
+            instance.consecutive_failures = 0
+
+    def _end(self, placement_id: str, now_s: float, outcome: str) -> PlacementRecord | None:
+        record = self._active.pop(placement_id, None)
+        if record is None:
+            return None
+        self._end_prefill(record, now_s, learn=False)
+        decode = record.placement.decode
+        self._rank(decode.instance_id, decode.rank).end_decode(placement_id)
+        record.ended_s, record.outcome = now_s, outcome
+        return record
+
+    def _why_unknown(self, model: str) -> str:
+        served = [card.model for card in self.models()]
+        if not served:
+            waiting = _join(i.instance_id for i in self.cluster)
+            return f"no instance is up yet, so no model is served (configured: {waiting}); retry shortly"
+        return f"the model {model!r} is not served here; served: {', '.join(served)}"
+
+    @staticmethod
+    def _why_none(model: str, candidates: Candidates) -> str:
+        reasons = [f"{name} ({why})" for name, why in candidates.excluded.items()]
+        if candidates.can_prefill.any() and not candidates.can_decode.any():
+            reasons.append("prefill instances are up but no decode instance is")
+        if candidates.can_decode.any() and not candidates.can_prefill.any():
+            reasons.append("decode instances are up but no prefill instance is")
+        return f"no instance can take a request for {model!r} now: {'; '.join(reasons) or 'none is up'}"
+
+
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _has_role(owners: list[InstanceState], role: Role) -> NDArray[np.bool_]:
+    return np.array([owner.role is role for owner in owners], dtype=np.bool_)

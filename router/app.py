@@ -1,0 +1,137 @@
+"""The ASGI application beside the data path: models, health, metrics, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from conductor.placement import ModelCard
+
+from .errors import error_document
+from .services import RouterServices, logger
+
+
+def create_app(
+    services: RouterServices,
+    *,
+    not_ready_reason: Callable[[], str | None] = lambda: None,
+    routers: Iterable[APIRouter] = (),
+    title: str = "Conductor",
+    version: str = "0.1.0",
+) -> FastAPI:
+    """``not_ready_reason`` says why requests cannot be served now, or returns None when they can."""
+    app = FastAPI(title=title, version=version)
+    app.include_router(_openai_routes(services))
+    app.include_router(_operations_routes(services, not_ready_reason))
+    for router in routers:
+        app.include_router(router)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _unexpected_error)
+    return app
+
+
+def _openai_routes(services: RouterServices) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["inference"])
+
+    @router.get("/models", summary="List the models that are served")
+    def list_models() -> dict[str, Any]:
+        cards = services.placements.models()
+        return {"object": "list", "data": [entry for card in cards for entry in _model_entries(card)]}
+
+    @router.get("/models/{model:path}", summary="One model")
+    def get_model(model: str) -> Response:
+        for card in services.placements.models():
+            for entry in _model_entries(card):
+                if entry["id"] == model:
+                    return JSONResponse(entry)
+        message = f"The model {model!r} is not served here. GET /v1/models lists those that are."
+        return _error(404, message, param="model", code="model_not_found")
+
+    @router.post("/chat/completions", summary="Chat completion, streamed or not")
+    @router.post("/completions", summary="Text completion, streamed or not")
+    def inference(request: Request) -> Response:
+        """Served by the connection protocol before ASGI; reached only behind another server."""
+        message = (
+            "Inference needs the router's own protocol: serve this application with router.FrontDoorServer."
+        )
+        return _error(501, message, kind="server_error", code="not_behind_front_door")
+
+    return router
+
+
+def _operations_routes(services: RouterServices, not_ready_reason: Callable[[], str | None]) -> APIRouter:
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/health", summary="200 when inference requests can be served")
+    async def health() -> Response:
+        reason = not_ready_reason()
+        if reason is None:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable", "reason": reason}, status_code=503)
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def metrics() -> Response:
+        return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _model_entries(card: ModelCard) -> list[dict[str, Any]]:
+    entry = {
+        "id": card.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "conductor",
+        "root": card.model,
+        "parent": card.parent,
+        "max_model_len": card.max_model_len,
+        "instances": card.instances,
+    }
+    return [entry, *({**entry, "id": alias} for alias in card.aliases)]
+
+
+def _error(
+    status: int,
+    message: str,
+    *,
+    kind: str = "invalid_request_error",
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    document = error_document(message, kind, param=param, code=code)
+    return JSONResponse(document, status_code=status, headers=headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    message, code = str(error.detail), None
+    if status == 404 and error.detail == "Not Found":
+        message, code = f"{request.method} {request.url.path} does not exist here.", "not_found"
+    elif status == 405:
+        allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow") or "another method"
+        message = f"{request.method} is not allowed on {request.url.path}; use {allowed}."
+        code = "method_not_allowed"
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return _error(status, message, kind=kind, code=code, headers=dict(error.headers or {}))
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    return _error(422, f"{param or 'request'}: {first['msg']}", param=param or None, code="validation_error")
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    logger.error("request failed unexpectedly", path=request.url.path, exc_info=error)
+    message = "An internal error occurred; the server's log has the details."
+    return _error(500, message, kind="server_error", code="internal_error")

@@ -1,0 +1,97 @@
+"""The header lines that go to engines and those that are added for the client."""
+
+from __future__ import annotations
+
+import re
+
+from conductor.placement import Placement, Target
+
+from .framing import HOP_BY_HOP, ResponseHead
+
+Headers = list[tuple[bytes, bytes]]
+
+_NOT_FORWARDED = HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"transfer-encoding",
+    b"expect",
+    b"x-request-id",
+    b"x-data-parallel-rank",
+}
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def client_request_id(headers: Headers) -> str | None:
+    """The client's X-Request-Id where it is printable, without spaces and of bounded length."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else None
+    return None
+
+
+def forwarded_fields(headers: Headers, request_id: str) -> tuple[bytes, bytes]:
+    """The client's end-to-end header lines, and its authorization line apart; each with its line end.
+
+    Hop-by-hop fields, including those that ``Connection`` names, stay here.
+    """
+    dropped: frozenset[bytes] | set[bytes] = _NOT_FORWARDED
+    for name, value in headers:
+        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            dropped = dropped | {option.strip().lower() for option in value.split(b",")}
+    parts: list[bytes] = []
+    authorization = b""
+    for name, value in headers:
+        if name in dropped:
+            continue
+        if name == b"authorization":
+            authorization = b"authorization: %b\r\n" % value
+        else:
+            parts.append(b"%b: %b\r\n" % (name, value))
+    parts.append(b"x-request-id: %b\r\n" % request_id.encode("ascii"))
+    return b"".join(parts), authorization
+
+
+def request_head(url: bytes, target: Target, fields: bytes, authorization: bytes, body_bytes: int) -> bytes:
+    """The head of a leg. An engine's own key takes the place of the client's authorization."""
+    own = f"host: {_host(target)}\r\ncontent-length: {body_bytes}\r\n"
+    if target.ranks > 1:
+        own += f"x-data-parallel-rank: {target.rank}\r\n"
+    if target.api_key is not None:
+        own += f"authorization: Bearer {target.api_key}\r\n"
+        authorization = b""
+    return b"POST %b HTTP/1.1\r\n%b%b%b\r\n" % (url, own.encode("latin-1"), authorization, fields)
+
+
+def _host(target: Target) -> str:
+    return f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"
+
+
+def placement_fields(placement: Placement, attempts: int) -> str:
+    """The ``x-conductor-*`` lines of a response."""
+    return (
+        f"x-conductor-placement-id: {placement.placement_id}\r\n"
+        f"x-conductor-prefill-instance: {placement.prefill.instance_id}\r\n"
+        f"x-conductor-decode-instance: {placement.decode.instance_id}\r\n"
+        f"x-conductor-overlap-tokens: {placement.overlap_tokens}\r\n"
+        f"x-conductor-predicted-ttft-ms: {placement.predicted_ttft_s * 1e3:.1f}\r\n"
+        f"x-conductor-attempts: {attempts}\r\n"
+    )
+
+
+def response_head(head: ResponseHead, added: str, *, client_takes_chunks: bool, keep_alive: bool) -> bytes:
+    """An engine's response head for the client: end-to-end lines as they were, ours added."""
+    kept: list[bytes] = []
+    for line in head.fields:
+        start = line[:17].lower()
+        if start.startswith((b"x-request-id:", b"x-conductor-")):
+            continue
+        if not client_takes_chunks and start.startswith(b"transfer-encoding"):
+            continue
+        kept.append(line + b"\r\n")
+    if not keep_alive:
+        added += "connection: close\r\n"
+    return b"HTTP/1.1%b\r\n%b%b\r\n" % (
+        head.status_line[8:],
+        b"".join(kept),
+        added.encode("latin-1"),
+    )

@@ -1,0 +1,262 @@
+"""One request to one instance: the prefill leg's answer is collected, the decode leg's spliced through."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import orjson
+
+from conductor.placement import FailureKind, Target, Usage
+
+from .errors import error_document
+from .framing import BodyFramer, ResponseHead
+from .upstream import UpstreamConnection, UpstreamFailure, UpstreamUnreachable
+from .usage import usage_from_tail
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+_SMALL_PIECE_BYTES = 32  # "[DONE]" and the last chunk arrive in pieces of this size: no usage in them
+_MAX_HELD_BYTES = 256 * 1024  # of an incomplete chunk; beyond it, it is passed on as it comes
+
+
+class Leg:
+    """Sends the request on a pooled connection, or on a new one when that turns out to be stale."""
+
+    __slots__ = (
+        "_body",
+        "_head",
+        "_task",
+        "connection",
+        "deadline_s",
+        "exchange",
+        "head",
+        "reads",
+        "reads_seen",
+        "sink",
+        "target",
+    )
+
+    def __init__(
+        self, exchange: Exchange, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
+    ) -> None:
+        self.exchange = exchange
+        self.target = target
+        self.deadline_s = deadline_s
+        self.connection: UpstreamConnection | None = None
+        self.head: ResponseHead | None = None
+        self.sink: list[bytes] | None = None
+        self.reads = 0
+        self.reads_seen = 0
+        self._head = head
+        self._body = body
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        target = self.target
+        connection = self.exchange.services.pool.instance(target.host, target.port).take()
+        if connection is None:
+            self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
+        else:
+            self._send(connection)
+
+    def abort(self) -> None:
+        """Drop the request at once; the engine sees its connection close."""
+        if self._task is not None:
+            self._task.cancel()
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None
+
+    def timed_out(self, waited_for: str) -> None:
+        self.abort()
+        self.exchange.leg_failed(self, UpstreamFailure(FailureKind.TIMEOUT, waited_for))
+
+    def forget_request(self) -> None:
+        """The request cannot be sent again: release its bytes."""
+        self._body = self._head = b""
+
+    def response_failed(self, failure: UpstreamFailure) -> None:
+        self.connection = None
+        if failure.stale:
+            self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
+        else:
+            self.exchange.leg_failed(self, failure)
+
+    async def _connect_and_send(self) -> None:
+        try:
+            connection = await self.exchange.services.pool.connect(self.target.host, self.target.port)
+        except UpstreamUnreachable as error:
+            self._task = None
+            self.exchange.leg_failed(self, error.failure)
+        else:
+            self._task = None
+            self._send(connection)
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        self.connection = connection
+        connection.send(self, self._head, self._body)
+
+    def _collect(self) -> None:
+        assert self.connection is not None
+        self.sink = self.connection.sink = []
+
+    def _collected(self) -> bytes:
+        return b"".join(self.sink or ())
+
+    def _check_collected(self, limit_bytes: int) -> bool:
+        """Whether the answer stays below the limit; gives the leg up when it does not."""
+        if sum(map(len, self.sink or ())) <= limit_bytes:
+            return True
+        self.abort()
+        failure = UpstreamFailure(FailureKind.ERROR, f"the answer exceeds {limit_bytes} bytes")
+        self.exchange.leg_failed(self, failure)
+        return False
+
+    # ResponseReceiver, completed by the subclasses
+
+    def response_head(self, head: ResponseHead) -> None:
+        raise NotImplementedError
+
+    def response_data(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def response_complete(self) -> None:
+        raise NotImplementedError
+
+
+class PrefillLeg(Leg):
+    """Collects the prefill instance's answer."""
+
+    __slots__ = ()
+
+    def response_head(self, head: ResponseHead) -> None:
+        self.head = head
+        self._collect()
+
+    def response_data(self, data: bytes) -> None:
+        self._check_collected(self.exchange.services.settings.max_collected_bytes)
+
+    def response_complete(self) -> None:
+        self.connection = None
+        assert self.head is not None
+        body = self._collected()
+        if self.head.status >= 500:
+            self.exchange.engine_error(self, self.head.status, body)
+        else:
+            self.exchange.prefill_answered(self, self.head, body)
+
+
+class DecodeLeg(Leg):
+    """Splices the decode instance's response to the client.
+
+    Of an event stream only whole chunks are passed on, so that a stream which breaks can still be ended
+    with an error event. Nothing is written before the first body byte: until then another instance can
+    take over.
+    """
+
+    __slots__ = ("_events", "_held", "_last", "_tail", "_tail_before", "_whole_chunks", "_write", "started")
+
+    def __init__(
+        self, exchange: Exchange, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
+    ) -> None:
+        super().__init__(exchange, target, head, body, deadline_s)
+        self.started = False
+        self._whole_chunks = False
+        self._held = b""
+        self._events = 0
+        self._last = b""
+        self._tail = b""
+        self._tail_before = b""
+        self._write = exchange.transport.write
+
+    @property
+    def events(self) -> int:
+        """Server-sent events passed on, the final ``[DONE]`` included."""
+        return self._events
+
+    def usage(self) -> Usage:
+        tail = self._tail
+        return usage_from_tail(tail if len(tail) > 4_096 else self._tail_before + tail)
+
+    def response_head(self, head: ResponseHead) -> None:
+        self.head = head
+        if head.status >= 500:
+            self._collect()
+        elif head.chunked:
+            if self.exchange.client_takes_chunks:
+                self._whole_chunks = head.event_stream
+            else:
+                self._collect()
+
+    def response_data(self, data: bytes) -> None:
+        self.reads += 1
+        if self.sink is not None:
+            if self.head is not None and self.head.status >= 500:
+                self._check_collected(self.exchange.services.settings.max_collected_bytes)
+                return
+            data = b"".join(self.sink)
+            self.sink.clear()
+        elif self._whole_chunks:
+            connection = self.connection
+            assert connection is not None and connection.framer is not None
+            if self._held or connection.framer.boundary != len(data):
+                data = self._hold_back(data, connection.framer)
+        if not data:
+            return
+        self._events += data.count(b"\n\n")
+        self._last = data
+        if len(data) > _SMALL_PIECE_BYTES:
+            self._tail_before = self._tail
+            self._tail = data
+        if self.started:
+            self._write(data)
+        else:
+            self._start(data)
+
+    def response_complete(self) -> None:
+        self.connection = None
+        assert self.head is not None
+        if self.head.status >= 500:
+            self.exchange.engine_error(self, self.head.status, self._collected())
+            return
+        if not self.started:
+            self._start(b"")
+        self.exchange.response_finished(self)
+
+    def end_broken_stream(self, message: str) -> bool:
+        """Finish the client's event stream with an error event; False where that is impossible."""
+        head = self.head
+        if head is None or not head.event_stream or head.encoded:
+            return False
+        error = orjson.dumps(error_document(message, "upstream_error", code="stream_interrupted"))
+        event = b"data: %b\n\ndata: [DONE]\n\n" % error
+        if head.chunked and self.exchange.client_takes_chunks:
+            if not self._whole_chunks or not self._last.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n")):
+                return False
+            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+            return True
+        if head.content_length is not None or not self._last.endswith((b"\n\n", b"\r\n\r\n")):
+            return False
+        self._write(event)
+        return True
+
+    def _start(self, data: bytes) -> None:
+        self.started = True
+        assert self.head is not None
+        self._write(self.exchange.response_started(self, self.head) + data)
+
+    def _hold_back(self, data: bytes, framer: BodyFramer) -> bytes:
+        """The bytes that may go out now; the beginning of an incomplete chunk waits for its end."""
+        boundary = framer.boundary
+        held = self._held
+        if boundary:
+            self._held = data[boundary:]
+            return held + data[:boundary]
+        if len(held) + len(data) > _MAX_HELD_BYTES:
+            self._held = b""
+            self._whole_chunks = False
+            return held + data
+        self._held = held + data
+        return b""

@@ -1,0 +1,131 @@
+"""Serves the front door: a listening socket, uvicorn with our protocol, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Generator
+from typing import Any
+
+import uvicorn
+
+from .front_door import front_door_protocol
+from .services import RouterServices
+
+BACKLOG = 4_096
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: who starts the front door decides when it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class FrontDoorServer:
+    """Serves inference requests through ``services`` and all others through the ASGI application ``app``.
+
+    ``port`` 0 takes a free one. With ``reuse_port`` several processes can listen on the same port.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        services: RouterServices,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        reuse_port: bool = False,
+        ssl_certfile: str | None = None,
+        ssl_keyfile: str | None = None,
+    ) -> None:
+        self.services = services
+        self._host = host
+        self._port = port
+        self._reuse_port = reuse_port
+        settings = services.settings
+        self._config = uvicorn.Config(
+            app,
+            http=front_door_protocol(services),
+            ws="none",
+            loop="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=settings.keep_alive_timeout_s,
+            timeout_graceful_shutdown=settings.shutdown_timeout_s,
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+        )
+        self._server = _Server(self._config)
+        self._task: asyncio.Task[None] | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on, once started."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'https' if self._config.ssl_certfile else 'http'}://{host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the address cannot be bound."""
+        self._socket = self._bind()
+        self._port = self._socket.getsockname()[1]
+        self.services.start()
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.005)
+        if self._task.done():
+            await self._task
+
+    async def wait_closed(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def stop(self) -> None:
+        """Stop listening, let requests in progress finish until the deadline, then end them."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self.services.close()
+
+    def stop_soon(self) -> None:
+        """Like :meth:`stop`, from a signal handler; ``wait_closed`` tells when the requests are done."""
+        self._server.should_exit = True
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._reuse_port:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listening.bind((self._host, self._port))
+            listening.setblocking(False)
+        except OSError:
+            listening.close()
+            raise
+        return listening
+
+
+async def serve(app: Any, services: RouterServices, *, host: str, port: int, **options: Any) -> None:
+    """Serve until SIGINT or SIGTERM. ``options`` are those of :class:`FrontDoorServer`."""
+    server = FrontDoorServer(app, services, host=host, port=port, **options)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.stop_soon)
+    try:
+        await server.start()
+        await server.wait_closed()
+    finally:
+        await server.stop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

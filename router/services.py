@@ -1,0 +1,113 @@
+"""What every request of the front door shares: placements, tokens, connections, metrics and deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from conductor.placement import InstanceFailure, ModelCard, Placement, PlacementRequest, Usage
+
+from .metrics import RouterMetrics
+from .settings import RouterSettings
+from .tokens import TokenService
+from .upstream import UpstreamPool
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+logger = structlog.stdlib.get_logger("router")
+
+
+class PlacementService(Protocol):
+    """The scheduler as the router sees it; calls are synchronous and come from the event loop's thread.
+
+    A placement ends with exactly one of ``finished``, ``cancelled`` and ``failed``. ``cancelled`` also
+    ends placements that an engine refused with a 4xx answer: nothing was computed and nothing is learned.
+    """
+
+    def place(self, request: PlacementRequest, now_s: float) -> Placement:
+        """Raises PlacementError."""
+
+    def prefill_finished(self, placement_id: str, now_s: float) -> None: ...
+
+    def first_token(self, placement_id: str, now_s: float) -> None: ...
+
+    def finished(self, placement_id: str, now_s: float, usage: Usage) -> None: ...
+
+    def cancelled(self, placement_id: str, now_s: float) -> None: ...
+
+    def failed(self, placement_id: str, now_s: float, failure: InstanceFailure) -> None: ...
+
+    def models(self) -> list[ModelCard]: ...
+
+
+class RouterServices:
+    """Built once per process. ``start`` needs a running event loop; ``close`` ends whatever is in progress.
+
+    ``clock`` gives the monotonic seconds that placements, deadlines and metrics are counted in.
+    """
+
+    def __init__(
+        self,
+        placements: PlacementService,
+        *,
+        settings: RouterSettings | None = None,
+        tokens: TokenService | None = None,
+        metrics: RouterMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.placements = placements
+        self.settings = settings = settings or RouterSettings()
+        self.metrics = metrics or RouterMetrics()
+        self.tokens = tokens or TokenService(metrics=self.metrics)
+        self.clock = clock
+        self.pool = UpstreamPool(
+            connect_timeout_s=settings.connect_timeout_s,
+            max_idle_connections=settings.max_idle_connections,
+            idle_timeout_s=settings.idle_timeout_s,
+            clock=clock,
+        )
+        self.active: set[Exchange] = set()
+        self.log_requests = logging.getLogger("router").isEnabledFor(logging.INFO)
+        self._request_prefix = os.urandom(6).hex()
+        self._request_numbers = itertools.count(1)
+        self._timer: asyncio.TimerHandle | None = None
+        shortest_s = min(
+            settings.first_byte_timeout_s,
+            settings.prefill_timeout_s,
+            settings.stall_timeout_s,
+            settings.idle_timeout_s,
+        )
+        self._tick_s = min(0.25, max(0.01, shortest_s / 20))  # how late a deadline may be noticed
+
+    def start(self) -> None:
+        """Begin to watch deadlines and idle connections."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    def close(self) -> None:
+        """End every request in progress with an error and drop all connections to engines."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for exchange in list(self.active):
+            exchange.shut_down()
+        self.pool.close()
+        self.tokens.close()
+
+    def new_request_id(self) -> str:
+        return f"{self._request_prefix}-{next(self._request_numbers):x}"
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+        now_s = self.clock()
+        for exchange in list(self.active):
+            exchange.check_deadline(now_s)
+        self.pool.sweep()

@@ -1,0 +1,188 @@
+"""Token ids of a request's prompt: the client's own, the local tokenizer's, an engine's, or none.
+
+Placement wants them to find cached prefixes; a request whose prompt cannot be tokenized is still served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import structlog
+
+from conductor.placement import Tokens, TokenSource
+
+from .inference import Endpoint, InferenceRequest
+
+if TYPE_CHECKING:
+    from .metrics import RouterMetrics
+    from .prompt_tokenizer import PromptTokenizer
+
+logger = structlog.stdlib.get_logger("router")
+
+ANY_MODEL = "*"
+CHARS_PER_TOKEN = 4  # estimate for prompts that were not tokenized
+_THREADS = 2
+_ENGINE_FIELDS = (
+    "prompt",
+    "messages",
+    "tools",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+)
+
+NO_TOKENS: Tokens = np.empty(0, dtype=np.uint32)
+
+
+class TokenizationError(Exception):
+    """The prompt cannot be tokenized here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``prompt_tokens`` is exact, or an estimate when ``source`` is ``none``."""
+
+    tokens: Tokens
+    prompt_tokens: int
+    source: TokenSource
+
+
+class EngineTokenizer:
+    """vLLM's POST /tokenize. ``url_for`` names an instance (``http://host:port``) that serves a model."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, url_for: Callable[[str], str | None], *, timeout_s: float = 2.0
+    ) -> None:
+        self._client = client
+        self._url_for = url_for
+        self._timeout_s = timeout_s
+
+    async def tokens(self, request: InferenceRequest) -> Tokens | None:
+        """None when no instance can be asked. Raises TokenizationError."""
+        url = self._url_for(request.model)
+        if url is None:
+            return None
+        document = request.document
+        asked = {name: document[name] for name in _ENGINE_FIELDS if name in document}
+        asked["model"] = request.model
+        if "prompt" in asked:
+            asked["prompt"] = first_prompt(asked["prompt"])
+        try:
+            answer = await self._client.post(f"{url}/tokenize", json=asked, timeout=self._timeout_s)
+            answer.raise_for_status()
+            return np.array(answer.json()["tokens"], dtype=np.uint32)
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise TokenizationError(f"{url}/tokenize: {error or type(error).__name__}") from error
+
+
+class TokenService:
+    """Chooses the best source of tokens for a request.
+
+    ``tokenizers`` maps the names that clients use to tokenizers; the one under ``"*"`` serves all others.
+    Prompts longer than ``in_thread_chars`` are tokenized off the event loop.
+    """
+
+    def __init__(
+        self,
+        tokenizers: Mapping[str, PromptTokenizer] | None = None,
+        *,
+        engine: EngineTokenizer | None = None,
+        metrics: RouterMetrics | None = None,
+        in_thread_chars: int = 8_192,
+    ) -> None:
+        self._tokenizers = dict(tokenizers or {})
+        self._engine = engine
+        self._metrics = metrics
+        self._in_thread_chars = in_thread_chars
+        self._threads: ThreadPoolExecutor | None = None
+        self._logged: set[tuple[str, TokenSource]] = set()
+
+    def prompt_at_once(self, request: InferenceRequest) -> Prompt | None:
+        """The prompt where that takes no waiting and little time; None where :meth:`prompt` must be used."""
+        document = request.document
+        if request.endpoint is Endpoint.COMPLETIONS:
+            given = first_prompt(document.get("prompt"))
+            if isinstance(given, list):
+                return self._client_tokens(request, given)
+        tokenizer = self._tokenizer(request.model)
+        if tokenizer is not None:
+            if len(request.body) > self._in_thread_chars:
+                return None
+            try:
+                return _prompt(tokenizer.tokens(request), TokenSource.LOCAL)
+            except TokenizationError as error:
+                self._failed(request, TokenSource.LOCAL, error)
+        return None if self._engine is not None else _no_tokens(request)
+
+    async def prompt(self, request: InferenceRequest) -> Prompt:
+        """The prompt from the best source that works. Never raises on account of the prompt."""
+        tokenizer = self._tokenizer(request.model)
+        if tokenizer is not None and len(request.body) > self._in_thread_chars:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+            loop = asyncio.get_running_loop()
+            try:
+                tokens = await loop.run_in_executor(self._threads, tokenizer.tokens, request)
+                return _prompt(tokens, TokenSource.LOCAL)
+            except TokenizationError as error:
+                self._failed(request, TokenSource.LOCAL, error)
+        if self._engine is not None:
+            try:
+                engine_tokens = await self._engine.tokens(request)
+            except TokenizationError as error:
+                self._failed(request, TokenSource.ENGINE, error)
+            else:
+                if engine_tokens is not None:
+                    return _prompt(engine_tokens, TokenSource.ENGINE)
+        return _no_tokens(request)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+    def _tokenizer(self, model: str) -> PromptTokenizer | None:
+        return self._tokenizers.get(model) or self._tokenizers.get(ANY_MODEL)
+
+    def _client_tokens(self, request: InferenceRequest, token_ids: list[Any]) -> Prompt:
+        try:
+            return _prompt(np.array(token_ids, dtype=np.uint32), TokenSource.CLIENT)
+        except (ValueError, TypeError, OverflowError) as error:
+            self._failed(request, TokenSource.CLIENT, TokenizationError(f"not a list of token ids: {error}"))
+            return _no_tokens(request)
+
+    def _failed(self, request: InferenceRequest, source: TokenSource, error: TokenizationError) -> None:
+        if self._metrics is not None:
+            self._metrics.tokenization_failure(source)
+        key = (request.model, source)
+        if key not in self._logged and len(self._logged) < 1_000:
+            self._logged.add(key)
+            logger.warning(
+                "prompt not tokenized; further failures of this kind are only counted",
+                model=request.model,
+                source=source.value,
+                error=str(error),
+            )
+
+
+def first_prompt(prompt: Any) -> Any:
+    """The first prompt of a batch: a string or a list of token ids."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return prompt[0]
+    return prompt
+
+
+def _prompt(tokens: Tokens, source: TokenSource) -> Prompt:
+    return Prompt(tokens, len(tokens), source)
+
+
+def _no_tokens(request: InferenceRequest) -> Prompt:
+    return Prompt(NO_TOKENS, max(1, len(request.body) // CHARS_PER_TOKEN), TokenSource.NONE)

@@ -1,0 +1,293 @@
+"""Connections to engines: one response at a time, kept alive and reused per instance."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from conductor.placement import FailureKind
+
+from .framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead, parse_head
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFailure:
+    """Why no (complete) response came. ``stale``: a reused connection closed before a byte was answered."""
+
+    kind: FailureKind
+    detail: str
+    stale: bool = False
+
+
+class UpstreamUnreachable(Exception):
+    """No connection could be made in time."""
+
+    def __init__(self, failure: UpstreamFailure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
+class ResponseReceiver(Protocol):
+    """Takes one response; ``response_head`` comes first, then data, then exactly one of the last two."""
+
+    def response_head(self, head: ResponseHead) -> None: ...
+
+    def response_data(self, data: bytes) -> None:
+        """Body bytes as received, framing included."""
+
+    def response_complete(self) -> None: ...
+
+    def response_failed(self, failure: UpstreamFailure) -> None: ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to an engine; carries one exchange at a time.
+
+    ``sink`` may be set by the receiver on ``response_head``: decoded payload is collected there.
+    """
+
+    __slots__ = (
+        "_head_buffer",
+        "_keep_alive",
+        "answered",
+        "framer",
+        "idle_since_s",
+        "pool",
+        "receiver",
+        "reused",
+        "sink",
+        "transport",
+    )
+
+    def __init__(self, pool: InstancePool) -> None:
+        self.pool = pool
+        self.transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self.receiver: ResponseReceiver | None = None
+        self.framer: BodyFramer | None = None
+        self.sink: list[bytes] | None = None
+        self.answered = False
+        self.reused = False
+        self.idle_since_s = 0.0
+        self._head_buffer = b""
+        self._keep_alive = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family in (socket.AF_INET, socket.AF_INET6):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.pool.open_connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.pool.forget(self)
+        receiver, self.receiver = self.receiver, None
+        if receiver is None:
+            return
+        framer = self.framer
+        if exc is None and framer is not None and framer.close_delimited:
+            receiver.response_complete()
+            return
+        reason = f"connection lost: {exc}" if exc else "the engine closed the connection"
+        where = "in the middle of its response" if self.answered else "before it answered"
+        stale = self.reused and not self.answered
+        receiver.response_failed(UpstreamFailure(FailureKind.UNREACHABLE, f"{reason} {where}", stale))
+
+    def send(self, receiver: ResponseReceiver, head: bytes, body: bytes | bytearray) -> None:
+        """Write one request; its response goes to ``receiver``."""
+        self.receiver = receiver
+        self.framer = None
+        self.sink = None
+        self.answered = False
+        if len(body) <= 65_536:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
+            self.transport.write(body)
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self.receiver
+        framer = self.framer
+        if framer is None or receiver is None:
+            self._head_received(data)
+            return
+        try:
+            end = framer.feed(data, 0, self.sink)
+        except FramingError as error:
+            self._broken(str(error))
+            return
+        if end < len(data):
+            data = data[:end]
+            self._keep_alive = False  # bytes behind the response: the connection cannot be trusted
+        receiver.response_data(data)
+        if framer.complete:
+            self._finish()
+
+    def _head_received(self, data: bytes) -> None:
+        receiver = self.receiver
+        if receiver is None:  # unsolicited bytes on an idle connection
+            self.transport.abort()
+            return
+        self.answered = True
+        if self._head_buffer:
+            data = self._head_buffer + data
+            self._head_buffer = b""
+        start = 0
+        try:
+            while True:
+                end = data.find(b"\r\n\r\n", start)
+                if end < 0:
+                    if len(data) - start > MAX_HEAD_BYTES:
+                        raise FramingError(f"the response head exceeds {MAX_HEAD_BYTES} bytes")
+                    self._head_buffer = data[start:]
+                    return
+                head = parse_head(data[start:end])
+                start = end + 4
+                if head.status >= 200:
+                    break
+                if head.status == 101:
+                    raise FramingError("the engine switched protocols without being asked")
+            framer = self.framer = BodyFramer(head)
+            self._keep_alive = head.keep_alive and not framer.close_delimited
+            receiver.response_head(head)
+            if self.receiver is not receiver:  # given up by the receiver
+                return
+            data = data[start:]
+            end = framer.feed(data, 0, self.sink)
+        except FramingError as error:
+            self._broken(str(error))
+            return
+        if end < len(data):
+            data = data[:end]
+            self._keep_alive = False
+        if data:
+            receiver.response_data(data)
+        if framer.complete:
+            self._finish()
+
+    def _finish(self) -> None:
+        receiver, self.receiver = self.receiver, None
+        if receiver is None:
+            return
+        transport = self.transport
+        if self._keep_alive and not transport.is_closing() and transport.get_write_buffer_size() == 0:
+            self.pool.release(self)
+        else:
+            transport.close()
+        receiver.response_complete()
+
+    def _broken(self, detail: str) -> None:
+        receiver, self.receiver = self.receiver, None
+        self.transport.abort()
+        if receiver is not None:
+            receiver.response_failed(UpstreamFailure(FailureKind.ERROR, f"malformed response: {detail}"))
+
+    def abort(self) -> None:
+        """Drop the exchange and the connection at once; the receiver hears nothing more."""
+        self.receiver = None
+        self.transport.abort()
+
+
+class InstancePool:
+    """The connections to one host and port; the most recently used idle one is taken first."""
+
+    def __init__(self, host: str, port: int, *, max_idle: int, clock: Callable[[], float]) -> None:
+        self.host = host
+        self.port = port
+        self.max_idle = max_idle
+        self.clock = clock
+        self.idle: deque[UpstreamConnection] = deque()
+        self.open_connections: set[UpstreamConnection] = set()
+        self.connecting = 0
+
+    def take(self) -> UpstreamConnection | None:
+        idle = self.idle
+        while idle:
+            connection = idle.pop()
+            if not connection.transport.is_closing():
+                connection.reused = True
+                return connection
+        return None
+
+    def release(self, connection: UpstreamConnection) -> None:
+        if len(self.idle) >= self.max_idle:
+            connection.transport.close()
+            return
+        connection.framer = None
+        connection.sink = None
+        connection.idle_since_s = self.clock()
+        connection.transport.resume_reading()
+        self.idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        self.open_connections.discard(connection)
+        if connection.receiver is None and connection in self.idle:
+            self.idle.remove(connection)
+
+    def close_idle_since(self, limit_s: float) -> None:
+        idle = self.idle
+        while idle and idle[0].idle_since_s < limit_s:
+            idle.popleft().transport.close()
+
+
+class UpstreamPool:
+    """Connections to every instance of the cluster."""
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float,
+        max_idle_connections: int,
+        idle_timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._max_idle_connections = max_idle_connections
+        self._idle_timeout_s = idle_timeout_s
+        self._clock = clock
+        self._instances: dict[tuple[str, int], InstancePool] = {}
+
+    def instance(self, host: str, port: int) -> InstancePool:
+        pool = self._instances.get((host, port))
+        if pool is None:
+            pool = InstancePool(host, port, max_idle=self._max_idle_connections, clock=self._clock)
+            self._instances[host, port] = pool
+        return pool
+
+    async def connect(self, host: str, port: int) -> UpstreamConnection:
+        """A fresh connection. Raises UpstreamUnreachable."""
+        pool = self.instance(host, port)
+        connection = UpstreamConnection(pool)
+        pool.connecting += 1
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+        except TimeoutError:
+            detail = f"no connection to {host}:{port} within {self._connect_timeout_s:g} s"
+            raise UpstreamUnreachable(UpstreamFailure(FailureKind.UNREACHABLE, detail)) from None
+        except OSError as error:
+            detail = f"cannot connect to {host}:{port}: {error.strerror or error}"
+            raise UpstreamUnreachable(UpstreamFailure(FailureKind.UNREACHABLE, detail)) from None
+        except asyncio.CancelledError:
+            if connection.transport is not None:
+                connection.transport.abort()
+            raise
+        finally:
+            pool.connecting -= 1
+        return connection
+
+    def sweep(self) -> None:
+        """Close connections that were idle for too long; forget instances without any."""
+        limit_s = self._clock() - self._idle_timeout_s
+        for key, pool in list(self._instances.items()):
+            pool.close_idle_since(limit_s)
+            if not pool.open_connections and not pool.connecting:
+                del self._instances[key]
+
+    def close(self) -> None:
+        for pool in self._instances.values():
+            for connection in list(pool.open_connections):
+                connection.transport.abort()

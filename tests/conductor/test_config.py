@@ -1,0 +1,93 @@
+"""One configuration model: precedence, and errors that name key and remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from conductor.config import ConfigError, load_config, parse_cluster_shape
+from conductor.placement import Role
+
+EXAMPLE = """
+server:
+  port: 9000
+scheduling:
+  policy: round_robin
+models:
+  - name: llama
+    aliases: [gpt-4]
+instances:
+  - id: p0
+    url: http://10.0.0.1:8000/
+    role: prefill
+  - {id: d0, url: "http://10.0.0.2:8000", role: decode, block_size: 32}
+"""
+
+
+def _write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    config = load_config(_write(tmp_path, EXAMPLE))
+    assert config.server.port == 9000
+    assert config.scheduling.policy == "round_robin"
+    assert [i.role for i in config.instances] == [Role.PREFILL, Role.DECODE]
+    assert config.instances[0].url == "http://10.0.0.1:8000"
+    assert config.instances[1].block_size == 32
+
+
+def test_flags_win_over_environment_over_file_over_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _write(tmp_path, EXAMPLE)
+    assert load_config().server.port == 8000
+    monkeypatch.setenv("CONDUCTOR_SERVER__PORT", "9001")
+    config = load_config(path)
+    assert config.server.port == 9001
+    assert config.scheduling.policy == "round_robin", "other keys of the file stay"
+    assert load_config(path, {"server": {"port": 9002}}).server.port == 9002
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("server: {prot: 1}", "unknown key 'server.prot'; did you mean 'port'"),
+        ("serving: {}", "unknown key 'serving'; did you mean 'server'"),
+        ("zzz: 1", "known keys here: server, routing"),
+        ("instances: [{id: a}]", "'instances.0.url' is required"),
+        ("instances: [{id: a, url: 'http://x:1', rol: mixed}]", "'instances.0.rol'; did you mean 'role'"),
+        ("instances: [{id: a, url: 'https://x'}]", "must look like http://host:port"),
+        ("instances: [{id: a, url: 'http://x'}, {id: a, url: 'http://y'}]", "'a' is used more than once"),
+        ("scheduling: {policy: best}", "unknown policy 'best'; known: slo"),
+        ("instances: [{id: a, url: 'http://x', instance_class: b}]", "known: llama-3.1-8b-h100"),
+        (
+            "instances: [{id: a, url: 'http://x', ranks: 2, kv_events: [{endpoint: 'tcp://x:1'}]}]",
+            "give one a rank",
+        ),
+        ("server: {port: 70000}", "'server.port'"),
+        ("emulation: {cluster: 2p}", "'2p' is no cluster shape"),
+        ("- a", "must hold a mapping"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_errors_name_file_key_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+    path = _write(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the configuration file .*nothing\.yaml"):
+        load_config(tmp_path / "nothing.yaml")
+
+
+def test_cluster_shapes() -> None:
+    assert parse_cluster_shape("2p1d") == [Role.PREFILL, Role.PREFILL, Role.DECODE]
+    assert parse_cluster_shape("3") == [Role.MIXED] * 3
+    for wrong in ("", "0", "0p2d", "2p0d", "x", "-1", "2d2p"):
+        with pytest.raises(ValueError, match="no cluster shape"):
+            parse_cluster_shape(wrong)

@@ -1,0 +1,90 @@
+"""The cost model reproduces the figures it was fitted to, and its calibration converges and stays bounded."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conductor.costs import (
+    CATALOGUE,
+    LLAMA_8B_H100,
+    LLAMA_70B_8XA800,
+    PrefillCalibration,
+    dump_calibrations,
+    load_calibrations,
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "measured_tokens_per_s"), [(1024, 46e3), (4096, 45e3), (16384, 37e3), (65536, 21e3)]
+)
+def test_prefill_speed_of_8b_on_h100(tokens: int, measured_tokens_per_s: float) -> None:
+    compute_s = LLAMA_8B_H100.prefill_s(tokens, np.array([0]))[0] - LLAMA_8B_H100.prefill_base_s
+    assert compute_s == pytest.approx(tokens / measured_tokens_per_s, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "measured_s"), [(8192, 0.96), (16384, 2.00), (32768, 4.43), (131072, 27.41)]
+)
+def test_prefill_of_70b_on_a800_matches_mooncake_figure_14a(tokens: int, measured_s: float) -> None:
+    compute_s = LLAMA_70B_8XA800.prefill_s(tokens, np.array([0]))[0] - LLAMA_70B_8XA800.prefill_base_s
+    assert compute_s == pytest.approx(measured_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "context", "measured_s"),
+    [(1, 1024, 6.2e-3), (16, 1024, 7.5e-3), (64, 1024, 10.4e-3), (16, 8192, 13.1e-3), (64, 8192, 28.6e-3)],
+)
+def test_decode_step_of_8b_on_h100(sequences: int, context: int, measured_s: float) -> None:
+    step_s = LLAMA_8B_H100.decode_step_s(np.array([sequences]), np.array([sequences * context]))[0]
+    assert step_s == pytest.approx(measured_s, rel=0.12)
+
+
+@given(st.integers(1, 200_000), st.data())
+def test_more_cache_never_costs_more(prompt_tokens: int, data: st.DataObject) -> None:
+    cached = sorted(data.draw(st.lists(st.integers(0, prompt_tokens), min_size=2, max_size=2)))
+    for instance_class in CATALOGUE.values():
+        less, more = instance_class.prefill_s(prompt_tokens, np.array(cached))
+        assert more <= less + 1e-12
+        assert more >= 0
+
+
+def test_nothing_to_hand_off_costs_nothing() -> None:
+    seconds = LLAMA_8B_H100.hand_off_s(np.array([0, 1000]))
+    assert seconds[0] == 0.0
+    assert seconds[1] == pytest.approx(1e-3 + 1000 * 131072 / 25e9)
+
+
+@pytest.mark.parametrize("true_scale", [0.3, 1.0, 3.0])
+def test_calibration_learns_the_true_scale(true_scale: float) -> None:
+    calibration = PrefillCalibration()
+    for _ in range(200):
+        calibration.observe(0.1 * calibration.scale, 0.1 * true_scale)
+    assert calibration.scale == pytest.approx(true_scale, rel=0.02)
+
+
+def test_one_outlier_moves_a_learned_scale_by_a_bounded_step() -> None:
+    calibration = PrefillCalibration(scale=1.0, observations=500)
+    calibration.observe(0.1, 1000.0)
+    assert calibration.scale <= 1.0 + PrefillCalibration.WEIGHT * (PrefillCalibration.OUTLIER - 1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1000)), max_size=200))
+def test_calibration_stays_within_its_limits(observations: list[tuple[float, float]]) -> None:
+    calibration = PrefillCalibration()
+    for predicted_s, observed_s in observations:
+        calibration.observe(predicted_s, observed_s)
+        assert 1 / PrefillCalibration.LIMIT <= calibration.scale <= PrefillCalibration.LIMIT
+
+
+def test_calibrations_survive_being_saved() -> None:
+    loaded = load_calibrations(dump_calibrations({"a": PrefillCalibration(2.5, 40)}))
+    assert (loaded["a"].scale, loaded["a"].observations) == (2.5, 40)
+
+
+@pytest.mark.parametrize(
+    "saved", [b"", b"[]", b"{", b'{"a": {}}', b'{"a": {"scale": 1e9, "observations": 1}}']
+)
+def test_a_broken_calibration_is_refused(saved: bytes) -> None:
+    with pytest.raises(ValueError, match="calibration"):
+        load_calibrations(saved)

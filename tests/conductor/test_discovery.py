@@ -1,0 +1,252 @@
+"""Probing engines over real HTTP, and watching them come, go and come back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from aiohttp import web
+
+from cache_index import Holder, StreamConfig
+from conductor.cluster import Cluster, Health, make_instance
+from conductor.costs import LLAMA_8B_H100
+from conductor.discovery import (
+    ProbeError,
+    fetch_event_endpoints,
+    fetch_metrics,
+    fetch_models,
+    probe,
+    stream_configs,
+)
+from conductor.monitor import ClusterMonitor
+from conductor.placement import Role
+from conductor.policies import make_policy
+from conductor.scheduler import Objectives, Scheduler, SuspensionPolicy
+
+METRICS = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
+vllm:num_requests_running{engine="1",model_name="tiny"} 1.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 2.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="640",prefix_caching_hash_algo="sha256"} 1.0
+"""
+SOURCES = {
+    "0": {
+        "endpoint": "tcp://*:5601",
+        "replay_endpoint": "tcp://*:5611",
+        "buffer_steps": 10000,
+        "topic": "kv",
+    },
+    "1": {"endpoint": "tcp://10.1.1.1:5602", "replay_endpoint": None},
+}
+MODELS = {"data": [{"id": "tiny", "max_model_len": 4096}, {"id": "lora1", "parent": "tiny"}]}
+
+
+class FakeEngine:
+    """An HTTP server that answers probes; what it answers can be changed, and it can be stopped and started."""
+
+    def __init__(self) -> None:
+        self.health = 200
+        self.answers: dict[str, object] = {
+            "/v1/models": MODELS,
+            "/kv_event_sources": SOURCES,
+            "/metrics": METRICS,
+        }
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/health", lambda _: _answer(web.Response(status=self.health)))
+        app.router.add_get("/{path:.*}", self._get)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _get(self, request: web.Request) -> web.Response:
+        answer = self.answers.get(request.path)
+        if answer is None:
+            return web.Response(status=404)
+        return web.Response(text=answer) if isinstance(answer, str) else web.json_response(answer)
+
+
+async def _answer(response: web.Response) -> web.Response:
+    return response
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    engine = FakeEngine()
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        yield client
+
+
+def _instance(url: str, ranks: int = 1):
+    return make_instance(
+        instance_id="a",
+        url=url,
+        role=Role.MIXED,
+        instance_class=LLAMA_8B_H100,
+        protocol="vllm-nixl",
+        ranks=ranks,
+    )
+
+
+async def test_an_engine_tells_everything_without_configuration(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    instance = _instance(engine.url, ranks=2)
+    facts, endpoints, metrics = await probe(client, instance, now_s=5.0)
+    assert [m.name for m in facts.models] == ["tiny", "lora1"]
+    assert facts.base_model == "tiny"
+    assert (facts.block_size, facts.kv_capacity_blocks, facts.publishes_events) == (32, 640, True)
+    assert (metrics.loads[0].running, metrics.loads[0].waiting, metrics.loads[0].kv_usage) == (3, 2, 0.25)
+    assert metrics.loads[1].running == 1
+    streams = stream_configs(instance, facts, endpoints)
+    assert [s.holder for s in streams] == [Holder("a", 0), Holder("a", 1)]
+    assert streams[0].endpoint == "tcp://127.0.0.1:5601"
+    assert streams[0].replay_endpoint == "tcp://127.0.0.1:5611"
+    assert (streams[0].topic, streams[0].model) == ("kv", "tiny")
+    assert (streams[1].endpoint, streams[1].replay_endpoint) == ("tcp://10.1.1.1:5602", None)
+
+
+async def test_an_engine_without_events_or_metrics_is_usable(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    engine.answers = {"/v1/models": MODELS}
+    facts, endpoints, metrics = await probe(client, _instance(engine.url), now_s=0.0)
+    assert (facts.block_size, facts.publishes_events, endpoints, metrics.loads) == (None, False, {}, {})
+
+
+@pytest.mark.parametrize("models", [{}, {"data": []}, {"data": [{"name": "x"}]}, [], "text"])
+async def test_a_strange_model_list_is_a_precise_error(
+    engine: FakeEngine, client: httpx.AsyncClient, models: object
+) -> None:
+    engine.answers["/v1/models"] = models
+    with pytest.raises(ProbeError, match="/v1/models"):
+        await fetch_models(client, engine.url)
+
+
+@pytest.mark.parametrize("sources", [{"x": {}}, {"0": {"endpoint": 5}}, [1], {"0": "tcp://"}])
+async def test_strange_event_sources_are_a_precise_error(
+    engine: FakeEngine, client: httpx.AsyncClient, sources: object
+) -> None:
+    engine.answers["/kv_event_sources"] = sources
+    with pytest.raises(ProbeError, match="/kv_event_sources"):
+        await fetch_event_endpoints(client, engine.url)
+
+
+async def test_broken_metrics_are_a_precise_error(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+    engine.answers["/metrics"] = 'vllm:num_requests_running{engine="0"} many\n'
+    with pytest.raises(ProbeError, match="/metrics"):
+        await fetch_metrics(client, engine.url, 0.0)
+
+
+class RecordingEvents:
+    """An event source that only remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Holder]] = []
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def add_stream(self, config: StreamConfig) -> None:
+        self.calls.append(("add", config.holder))
+
+    def remove_stream(self, holder: Holder) -> None:
+        self.calls.append(("remove", holder))
+
+    def resync(self, holder: Holder) -> None:
+        self.calls.append(("resync", holder))
+
+    def stream_stats(self) -> list[object]:
+        return []
+
+
+async def _until(condition) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition never held"
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def watched(engine: FakeEngine) -> AsyncIterator[tuple[Scheduler, RecordingEvents]]:
+    from cache_index import CacheIndex
+
+    cluster = Cluster()
+    cluster.add(_instance(engine.url))
+    scheduler = Scheduler(cluster, CacheIndex(), make_policy("slo"), Objectives(), SuspensionPolicy())
+    events = RecordingEvents()
+    monitor = ClusterMonitor(
+        scheduler, events, time.monotonic, interval_s=0.02, timeout_s=1.0, unhealthy_after=2
+    )
+    monitor.start()
+    yield scheduler, events
+    await monitor.close()
+
+
+async def test_an_engine_comes_up_goes_and_comes_back_with_its_stream_read_anew(
+    engine: FakeEngine, watched: tuple[Scheduler, RecordingEvents]
+) -> None:
+    scheduler, events = watched
+    instance = scheduler.cluster["a"]
+    await _until(lambda: instance.health is Health.UP)
+    assert events.calls == [("add", Holder("a", 0))]
+    assert instance.ranks[0].reported is not None
+    await engine.stop()
+    await _until(lambda: instance.health is Health.DOWN)
+    assert "ConnectError" in instance.health_reason
+    await engine.start()
+    await _until(lambda: instance.health is Health.UP)
+    assert events.calls == [("add", Holder("a", 0)), ("resync", Holder("a", 0))]
+
+
+async def test_a_moved_event_endpoint_is_followed(
+    engine: FakeEngine, watched: tuple[Scheduler, RecordingEvents]
+) -> None:
+    scheduler, events = watched
+    instance = scheduler.cluster["a"]
+    await _until(lambda: instance.health is Health.UP)
+    engine.answers["/kv_event_sources"] = {"0": {"endpoint": "tcp://*:7001"}}
+    scheduler.instance_down("a", "test")
+    await _until(lambda: instance.health is Health.UP)
+    assert [call for call, _ in events.calls] == ["add", "remove", "add"]
+
+
+async def test_errors_count_before_an_instance_is_down(
+    engine: FakeEngine, watched: tuple[Scheduler, RecordingEvents]
+) -> None:
+    scheduler, _ = watched
+    instance = scheduler.cluster["a"]
+    await _until(lambda: instance.health is Health.UP)
+    engine.health = 503
+    await _until(lambda: instance.health is Health.DOWN)
+    assert instance.health_reason == "ProbeError: GET /health answered 503"

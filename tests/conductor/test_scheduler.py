@@ -1,0 +1,269 @@
+"""The scheduler as a state machine: events in, placements out, books that balance."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from cluster_factory import BLOCK, facts, hold, make_scheduler, request
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from conductor.cluster import Health
+from conductor.costs import LLAMA_8B_H100
+from conductor.explanation import explain
+from conductor.placement import (
+    FailureKind,
+    InstanceFailure,
+    NoInstanceError,
+    UnknownModelError,
+    Usage,
+)
+
+
+def test_the_instance_that_holds_the_prefix_prefills() -> None:
+    scheduler = make_scheduler()
+    wanted = request(4096)
+    hold(scheduler, "p1", wanted.tokens[:2048])
+    placement = scheduler.place(wanted, 0.0)
+    assert placement.prefill.instance_id == "p1"
+    assert placement.decode.instance_id in ("d2", "d3")
+    assert placement.overlap_tokens == 2048
+    assert placement.disaggregated
+
+
+def test_a_fully_cached_prompt_recomputes_its_last_block() -> None:
+    scheduler = make_scheduler("m")
+    wanted = request(1024)
+    hold(scheduler, "m0", wanted.tokens)
+    assert scheduler.place(wanted, 0.0).overlap_tokens == 1024 - BLOCK
+
+
+def test_the_prediction_is_queue_plus_prefill_plus_hand_off() -> None:
+    scheduler = make_scheduler("pd")
+    first = scheduler.place(request(8192, seed=1), 0.0)
+    prefill_s = LLAMA_8B_H100.prefill_s(8192, np.array([0]))[0]
+    hand_off_s = LLAMA_8B_H100.hand_off_s(np.array([8192]))[0]
+    assert first.predicted_ttft_s == pytest.approx(prefill_s + hand_off_s)
+    second = scheduler.place(request(8192, seed=2), 0.01)
+    assert second.predicted_ttft_s == pytest.approx(2 * prefill_s - 0.01 + hand_off_s)
+    assert second.predicted_tbt_s > first.predicted_tbt_s
+
+
+def test_a_burst_does_not_herd() -> None:
+    scheduler = make_scheduler("ppdd")
+    placements = [scheduler.place(request(2048, seed=i), 0.0) for i in range(8)]
+    assert sorted(p.prefill.instance_id for p in placements) == ["p0"] * 4 + ["p1"] * 4
+    assert sorted(p.decode.instance_id for p in placements) == ["d2"] * 4 + ["d3"] * 4
+
+
+def test_namespaces_do_not_share_cache() -> None:
+    scheduler = make_scheduler("m")
+    wanted = request(1024)
+    hold(scheduler, "m0", wanted.tokens, lora="adapter")
+    assert scheduler.place(wanted, 0.0).overlap_tokens == 0
+    assert scheduler.place(request(1024, model="adapter"), 0.0).overlap_tokens == 1024 - BLOCK
+    assert scheduler.place(request(1024, model="adapter", cache_salt="s"), 0.0).overlap_tokens == 0
+    assert scheduler.place(request(1024, model="adapter", tenant="t"), 0.0).overlap_tokens == 0
+
+
+def test_aliases_are_resolved_and_listed() -> None:
+    scheduler = make_scheduler("m", aliases={"gpt-4": "llama", "gone": "absent"})
+    assert scheduler.place(request(model="gpt-4"), 0.0).model == "llama"
+    assert [card.model for card in scheduler.models()] == ["llama", "adapter", "gpt-4"]
+
+
+def test_an_unknown_model_is_refused_with_those_served() -> None:
+    with pytest.raises(UnknownModelError, match=r"'gpt-5' is not served here; served: llama, adapter"):
+        make_scheduler().place(request(model="gpt-5"), 0.0)
+
+
+def test_half_a_cluster_cannot_serve_and_says_what_is_missing() -> None:
+    scheduler = make_scheduler("pd")
+    assert scheduler.why_not_ready(0.0) is None
+    scheduler.instance_down("d1", "connection refused")
+    with pytest.raises(NoInstanceError, match=r"d1 \(down: connection refused\).*no decode instance"):
+        scheduler.place(request(), 0.0)
+    assert scheduler.why_not_ready(0.0) == "no decode instance is up"
+
+
+def test_an_unreachable_instance_is_down_at_once_and_forgets_its_cache() -> None:
+    scheduler = make_scheduler("mm")
+    wanted = request(1024)
+    hold(scheduler, "m0", wanted.tokens)
+    placement = scheduler.place(wanted, 0.0)
+    assert placement.prefill.instance_id == "m0"
+    failure = InstanceFailure("m0", FailureKind.UNREACHABLE, "connection refused")
+    scheduler.failed(placement.placement_id, 0.1, failure)
+    assert scheduler.cluster["m0"].health is Health.DOWN
+    again = scheduler.place(wanted, 0.2)
+    assert again.prefill.instance_id == "m1"
+    scheduler.instance_up("m0", facts())
+    assert scheduler.place(wanted, 0.3).overlap_tokens == 0
+    scheduler.check_invariants()
+
+
+def test_repeated_errors_suspend_an_instance_for_a_while() -> None:
+    scheduler = make_scheduler("mm")
+    for _ in range(2):
+        placement = scheduler.place(request(excluded=frozenset({"m1"})), 1.0)
+        scheduler.failed(placement.placement_id, 1.0, InstanceFailure("m0", FailureKind.ERROR, "HTTP 500"))
+    assert scheduler.cluster["m0"].health is Health.SUSPENDED
+    assert {scheduler.place(request(seed=i), 2.0).prefill.instance_id for i in range(4)} == {"m1"}
+    assert scheduler.place(request(excluded=frozenset({"m1"})), 6.1).prefill.instance_id == "m0"
+
+
+def test_a_success_between_errors_forgives_them() -> None:
+    scheduler = make_scheduler("m")
+    for _ in range(5):
+        placement = scheduler.place(request(), 0.0)
+        scheduler.failed(placement.placement_id, 0.0, InstanceFailure("m0", FailureKind.TIMEOUT, "slow"))
+        scheduler.first_token(scheduler.place(request(), 0.0).placement_id, 0.0)
+    assert scheduler.cluster["m0"].health is Health.UP
+
+
+def test_excluded_instances_are_not_chosen_and_the_reason_is_kept() -> None:
+    scheduler = make_scheduler("mm")
+    placement = scheduler.place(request(excluded=frozenset({"m0"}), retry_of="1"), 0.0)
+    assert placement.prefill.instance_id == "m1"
+    record = scheduler.records.get(placement.placement_id)
+    assert record is not None
+    explained = explain(record, 1.0)
+    assert explained["excluded"] == {"m0": "failed this request before"}
+    assert explained["retry_of"] == "1"
+
+
+def test_calibration_learns_from_observed_prefills() -> None:
+    scheduler = make_scheduler("pd")
+    now_s = 0.0
+    for seed in range(200):
+        placement = scheduler.place(request(4096, seed=seed), now_s)
+        now_s += 2.0 * LLAMA_8B_H100.prefill_s(4096, np.array([0]))[0]
+        scheduler.prefill_finished(placement.placement_id, now_s)
+        scheduler.first_token(placement.placement_id, now_s)
+        scheduler.finished(placement.placement_id, now_s, Usage(4096, 1, 0))
+    assert scheduler.calibrations[LLAMA_8B_H100.name].scale == pytest.approx(2.0, rel=0.02)
+
+
+def test_an_explanation_has_every_candidate_and_the_course_of_the_request() -> None:
+    scheduler = make_scheduler()
+    wanted = request(2048)
+    hold(scheduler, "p0", wanted.tokens[:1024])
+    placement = scheduler.place(wanted, 10.0)
+    scheduler.prefill_finished(placement.placement_id, 10.05)
+    scheduler.first_token(placement.placement_id, 10.06)
+    scheduler.finished(placement.placement_id, 11.0, Usage(2048, 100, 1024))
+    record = scheduler.records.get(placement.placement_id)
+    assert record is not None
+    explained = explain(record, 12.0)
+    assert [c["instance"] for c in explained["candidates"]] == ["p0", "p1", "d2", "d3"]
+    assert [c["overlap_tokens"] for c in explained["candidates"]] == [1024, 0, 0, 0]
+    assert explained["observed"]["prefill_ms"] == pytest.approx(50)
+    assert explained["observed"]["ttft_ms"] == pytest.approx(60)
+    assert explained["observed"]["duration_ms"] == pytest.approx(1000)
+    assert explained["observed"]["cached_tokens"] == 1024
+    assert explained["outcome"] == "finished"
+    assert "p0 holds 1024 of 2048 prompt tokens" in explained["why"]
+
+
+def test_records_are_bounded() -> None:
+    cluster_scheduler = make_scheduler("m")
+    cluster_scheduler.records._capacity = 3
+    ids = [cluster_scheduler.place(request(64), 0.0).placement_id for _ in range(5)]
+    kept = [record.placement.placement_id for record in cluster_scheduler.records.latest(10)]
+    assert kept == ids[:1:-1]
+
+
+def test_late_reports_of_an_ended_placement_change_nothing() -> None:
+    scheduler = make_scheduler("m")
+    placement_id = scheduler.place(request(), 0.0).placement_id
+    scheduler.cancelled(placement_id, 0.1)
+    scheduler.first_token(placement_id, 0.2)
+    scheduler.finished(placement_id, 0.3, Usage())
+    record = scheduler.records.get(placement_id)
+    assert record is not None
+    assert (record.outcome, record.ended_s, record.first_token_s) == ("cancelled", 0.1, None)
+    assert scheduler.active_placements == 0
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any interleaving of events keeps the books balanced, and everything ends released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = make_scheduler("ppddm")
+        self.now_s = 0.0
+        self.open: list[str] = []
+
+    @rule(
+        tokens=st.integers(1, 5000),
+        streamed=st.booleans(),
+        exclude=st.sets(st.sampled_from(["p0", "d2", "m4"])),
+    )
+    def place(self, tokens: int, streamed: bool, exclude: set[str]) -> None:
+        wanted = request(tokens, seed=tokens % 7, streamed=streamed, excluded=frozenset(exclude))
+        try:
+            self.open.append(self.scheduler.place(wanted, self.now_s).placement_id)
+        except NoInstanceError:
+            assert self.scheduler.why_not_ready(self.now_s) is not None or exclude
+
+    @rule(seconds=st.floats(0, 3))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def _progress(self, call: Callable[[str], None], data: st.DataObject, *, ends: bool) -> None:
+        if self.open:
+            placement_id = data.draw(st.sampled_from(self.open))
+            call(placement_id)
+            if ends:
+                self.open.remove(placement_id)
+
+    @rule(data=st.data())
+    def prefill_finished(self, data: st.DataObject) -> None:
+        self._progress(lambda p: self.scheduler.prefill_finished(p, self.now_s), data, ends=False)
+
+    @rule(data=st.data())
+    def first_token(self, data: st.DataObject) -> None:
+        self._progress(lambda p: self.scheduler.first_token(p, self.now_s), data, ends=False)
+
+    @rule(data=st.data())
+    def finished(self, data: st.DataObject) -> None:
+        self._progress(lambda p: self.scheduler.finished(p, self.now_s, Usage()), data, ends=True)
+
+    @rule(data=st.data())
+    def cancelled(self, data: st.DataObject) -> None:
+        self._progress(lambda p: self.scheduler.cancelled(p, self.now_s), data, ends=True)
+
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(FailureKind),
+        instance=st.sampled_from(["p0", "p1", "d2", "d3", "m4"]),
+    )
+    def failed(self, data: st.DataObject, kind: FailureKind, instance: str) -> None:
+        failure = InstanceFailure(instance, kind, "test")
+        self._progress(lambda p: self.scheduler.failed(p, self.now_s, failure), data, ends=True)
+
+    @rule(instance=st.sampled_from(["p0", "p1", "d2", "d3", "m4"]))
+    def up(self, instance: str) -> None:
+        self.scheduler.instance_up(instance, facts())
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.scheduler.check_invariants()
+        assert self.scheduler.active_placements == len(self.open)
+        for instance in self.scheduler.cluster:
+            for rank in instance.ranks:
+                assert rank.queue_s(self.now_s) >= 0.0
+
+    def teardown(self) -> None:
+        for placement_id in self.open:
+            self.scheduler.cancelled(placement_id, self.now_s)
+        for instance in self.scheduler.cluster:
+            for rank in instance.ranks:
+                assert not rank.prefills
+                assert not rank.decodes
+                assert rank.context_tokens == 0
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -1,0 +1,143 @@
+"""The command line as a user meets it: help, errors, start, Ctrl-C."""
+
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import openai
+import pytest
+import yaml
+from front_door_process import alive, children, conductor_command, front_door
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(conductor_command(*arguments), capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["serve", "emulate", "replay", "config", "warm"])
+def test_every_command_explains_itself(command: str) -> None:
+    assert command in _run("--help").stdout
+    helped = _run(command, "--help")
+    assert helped.returncode == 0
+    assert "Usage" in helped.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve"], "nothing to route to"),
+        (["serve", "--emulate", "2x"], "'2x' is no cluster shape"),
+        (["serve", "--emulate", "1", "--policy", "best"], "unknown policy 'best'"),
+        (["serve", "--config", "/nonexistent.yaml"], "cannot read the configuration file /nonexistent.yaml"),
+        (["replay", "/nonexistent.jsonl"], "cannot read the trace"),
+    ],
+)
+def test_mistakes_are_one_clear_message(arguments: list[str], said: str) -> None:
+    done = _run(*arguments)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_key_in_the_file_is_named_with_its_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("instances:\n  - {id: a, url: 'http://127.0.0.1:1', rolle: prefill}\n")
+    done = _run("serve", "--config", str(path))
+    assert done.returncode == 2
+    assert "unknown key 'instances.0.rolle'; did you mean 'role'?" in done.stderr
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"models: [{{name: m, tokenizer: {tmp_path}}}]\nemulation: {{cluster: '1'}}\n")
+    done = _run("serve", "--config", str(path))
+    assert done.returncode == 2
+    assert "cannot load the tokenizer of 'm'" in done.stderr
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = _run("serve", "--emulate", "1", "--port", str(port))
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "--port" in done.stderr
+
+
+def test_the_effective_configuration_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("server: {port: 9000}\n")
+    monkeypatch.setenv("CONDUCTOR_SCHEDULING__POLICY", "random")
+    effective = yaml.safe_load(_run("config", "--config", str(path)).stdout)
+    assert effective["server"]["port"] == 9000
+    assert effective["scheduling"]["policy"] == "random"
+    assert effective["health"]["interval_s"] == 1.0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_leaves_nothing_behind(tmp_path: Path, signum: int) -> None:
+    with front_door(tmp_path, "--emulate", "1p1d") as door:
+        engines = children(door.process.pid)
+        assert len(engines) >= 2
+        assert door.stop(signum) == 0
+        assert not [pid for pid in engines if alive(pid)]
+        printed = door.log.read_text()
+        assert "curl" in printed
+        assert "prefill-0" in printed
+        assert "Traceback" not in printed
+
+
+def test_killing_the_front_door_ends_its_engines(tmp_path: Path) -> None:
+    with front_door(tmp_path, "--emulate", "1") as door:
+        engines = children(door.process.pid)
+        door.process.kill()
+        door.process.wait()
+        door.wait_until(lambda: not [pid for pid in engines if alive(pid)], "the engines ending")
+
+
+def test_a_stream_under_way_survives_the_stop(tmp_path: Path) -> None:
+    with front_door(tmp_path, "--emulate", "1") as door:
+        body = {"model": "emulated-8b", "prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True}
+        with door.http.stream("POST", "/v1/completions", json=body) as response:
+            received = response.iter_bytes()
+            text = next(received)
+            door.process.send_signal(signal.SIGTERM)
+            text += b"".join(received)
+        assert text.rstrip().endswith(b"data: [DONE]")
+        assert text.count(b'"text"') >= 100
+        assert door.process.wait(timeout=30) == 0
+
+
+def test_real_engines_listed_in_a_file(tmp_path: Path) -> None:
+    """`conductor emulate` in place of real engines; its output is the file that `serve --config` reads."""
+    emulate = subprocess.Popen(
+        conductor_command("emulate", "2", "--base-port", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert emulate.stdout is not None
+    try:
+        lines = [emulate.stdout.readline().decode() for _ in range(7)]
+        path = tmp_path / "cluster.yaml"
+        path.write_text("".join(lines))
+        assert len(yaml.safe_load(path.read_text())["instances"]) == 2
+        with (
+            front_door(tmp_path, "--config", str(path)) as door,
+            openai.OpenAI(base_url=f"{door.url}/v1", api_key="x", max_retries=0) as client,
+        ):
+            door.wait_until(
+                lambda: all(i["health"] == "up" for i in door.instances().values()), "both engines being up"
+            )
+            raw = client.completions.with_raw_response.create(
+                model="emulated-8b", prompt="hello " * 100, max_tokens=2
+            )
+            why = door.get(f"/v1/placements/{raw.headers['x-conductor-placement-id']}")
+            assert why["token_source"] == "engine", "no tokenizer is configured, so an engine is asked"
+            assert why["prompt_tokens"] == raw.parse().usage.prompt_tokens
+            assert why["disaggregated"] is False
+    finally:
+        emulate.send_signal(signal.SIGINT)
+        assert emulate.wait(timeout=30) == 0

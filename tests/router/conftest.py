@@ -1,0 +1,353 @@
+"""A byte-level fake engine, a placement service without policy, and the front door between them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from conductor.placement import (
+    InstanceFailure,
+    ModelCard,
+    NoInstanceError,
+    Placement,
+    PlacementRequest,
+    Target,
+    UnknownModelError,
+    Usage,
+)
+from router import FrontDoorServer, RouterServices, RouterSettings, create_app
+
+MODEL = "test/model"
+ANSWER = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": MODEL,
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}],
+    "usage": {
+        "prompt_tokens": 12,
+        "total_tokens": 17,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    },
+}
+TRANSFER = b'{"do_remote_prefill":true,"remote_block_ids":[[1,2,3]],"remote_engine_id":"e-1","tp_size":1 }'
+
+
+@dataclass
+class Received:
+    """A request as the engine saw it."""
+
+    request_line: str
+    fields: list[tuple[str, str]]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        return orjson.loads(self.body)
+
+    def header(self, name: str) -> str | None:
+        values = [value for field_name, value in self.fields if field_name.lower() == name]
+        assert len(values) <= 1, f"{name} is repeated: {values}"
+        return values[0] if values else None
+
+
+Respond = Callable[[Received, asyncio.StreamWriter], Awaitable[None]]
+
+
+def chunk(payload: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+def event(text: str = "x", **more: Any) -> bytes:
+    document = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": MODEL}
+    document["choices"] = [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+    return b"data: " + orjson.dumps({**document, **more}) + b"\n\n"
+
+
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
+    b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+def json_response(body: bytes, status: str = "200 OK", extra: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b" % (
+        status.encode(),
+        extra,
+        len(body),
+        body,
+    )
+
+
+class Engine:
+    """Speaks just enough HTTP/1.1; ``respond`` decides about every byte of the answer."""
+
+    def __init__(self, instance_id: str, respond: Respond | None = None) -> None:
+        self.instance_id = instance_id
+        self.respond = respond or self.answer
+        self.received: list[Received] = []
+        self.connections = 0
+        self.open_connections = 0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Engine:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        await wait_until(lambda: not self._writers)
+        await self._server.wait_closed()
+
+    @property
+    def target(self) -> Target:
+        return Target(self.instance_id, f"http://127.0.0.1:{self.port}", "127.0.0.1", self.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open_connections += 1
+        self._writers.add(writer)
+        ahead = asyncio.ensure_future(reader.read(1))  # the next request, or the end of the connection
+        try:
+            while first := await ahead:
+                head = first + await reader.readuntil(b"\r\n\r\n")
+                lines = head.decode("latin-1").split("\r\n")
+                fields = [tuple(line.split(": ", 1)) for line in lines[1:] if line]
+                length = next(int(value) for name, value in fields if name.lower() == "content-length")
+                request = Received(lines[0], fields, await reader.readexactly(length))  # type: ignore[arg-type]
+                self.received.append(request)
+                ahead = asyncio.ensure_future(reader.read(1))
+                answering = asyncio.ensure_future(self.respond(request, writer))
+                await asyncio.wait((answering, ahead), return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    answering.cancel()
+                    break
+                answering.result()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open_connections -= 1
+            self._writers.discard(writer)
+            writer.transport.abort()
+            await asyncio.wait((ahead,))
+            ahead.exception()
+
+    async def answer(self, request: Received, writer: asyncio.StreamWriter) -> None:
+        """What a healthy vLLM does: prefill legs, streams and plain answers."""
+        document = request.document
+        params = document.get("kv_transfer_params")
+        if params and params.get("do_remote_decode"):
+            body = orjson.dumps(ANSWER)[:-1] + b',"kv_transfer_params":' + TRANSFER + b"}"
+            writer.write(json_response(body))
+        elif document.get("stream"):
+            writer.write(STREAM_HEAD)
+            for number in range(5):
+                writer.write(chunk(event(str(number))))
+                await asyncio.sleep(0)
+            writer.write(chunk(event("", choices=[], usage=ANSWER["usage"])))
+            writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        else:
+            writer.write(json_response(orjson.dumps(ANSWER)))
+        await writer.drain()
+
+
+class Placements:
+    """Prefill on the first listed instance that is not excluded; decode likewise."""
+
+    def __init__(self, prefill: list[Target], decode: list[Target] | None = None) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.calls: list[tuple[str, Any]] = []
+        self.asked: list[PlacementRequest] = []
+        self.engine_model = MODEL
+        self.aliases = {MODEL, "alias"}
+        self._numbers = itertools.count(1)
+
+    def place(self, request: PlacementRequest, now_s: float) -> Placement:
+        self.asked.append(request)
+        if request.model not in self.aliases:
+            raise UnknownModelError(f"no instance serves {request.model}")
+        prefill = self._first(self.prefill, request)
+        decode = prefill if self.decode is None else self._first(self.decode, request)
+        placement_id = f"p-{next(self._numbers)}"
+        self.calls.append(("place", placement_id))
+        return Placement(
+            placement_id, request.request_id, self.engine_model, prefill, decode, 16, 0.0125, 0.01
+        )
+
+    @staticmethod
+    def _first(targets: list[Target], request: PlacementRequest) -> Target:
+        for target in targets:
+            if target.instance_id not in request.excluded:
+                return target
+        raise NoInstanceError("every instance is excluded")
+
+    def prefill_finished(self, placement_id: str, now_s: float) -> None:
+        self.calls.append(("prefill_finished", placement_id))
+
+    def first_token(self, placement_id: str, now_s: float) -> None:
+        self.calls.append(("first_token", placement_id))
+
+    def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
+        self.calls.append(("finished", usage))
+
+    def cancelled(self, placement_id: str, now_s: float) -> None:
+        self.calls.append(("cancelled", placement_id))
+
+    def failed(self, placement_id: str, now_s: float, failure: InstanceFailure) -> None:
+        self.calls.append(("failed", failure))
+
+    def models(self) -> list[ModelCard]:
+        return [ModelCard(MODEL, 4096, len(self.prefill), aliases=("alias",))]
+
+    def named(self, name: str) -> list[Any]:
+        return [value for call, value in self.calls if call == name]
+
+    @property
+    def open_placements(self) -> int:
+        ended = ("finished", "cancelled", "failed")
+        return len(self.named("place")) - sum(call in ended for call, _ in self.calls)
+
+
+@dataclass
+class FrontDoor:
+    server: FrontDoorServer
+    services: RouterServices
+    placements: Placements
+    client: httpx.AsyncClient
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        return await self.client.post("/v1/chat/completions", json=chat_document(**fields))
+
+    async def connect(self) -> Connection:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+        return Connection(reader, writer)
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.services.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@dataclass
+class Connection:
+    """A raw client connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    responses: list[bytes] = field(default_factory=list)
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def response(self) -> tuple[bytes, bytes]:
+        """Head and (still framed) body of the next response."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        lowered = head.lower()
+        if b"transfer-encoding: chunked" in lowered:
+            return head, await self.reader.readuntil(b"0\r\n\r\n")
+        if b"content-length: " not in lowered:
+            return head, await self.reader.read()
+        length = int(lowered.split(b"content-length: ")[1].split(b"\r\n")[0])
+        return head, await self.reader.readexactly(length)
+
+    async def close(self) -> None:
+        self.writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+def chat_document(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def post(body: bytes, path: str = "/v1/chat/completions", extra: bytes = b"") -> bytes:
+    return b"POST %b HTTP/1.1\r\nhost: conductor\r\ncontent-length: %d\r\n%b\r\n%b" % (
+        path.encode(),
+        len(body),
+        extra,
+        body,
+    )
+
+
+async def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """Starts engines and front doors and stops them with the test."""
+
+    MODEL = MODEL
+    ANSWER = ANSWER
+    TRANSFER = TRANSFER
+    STREAM_HEAD = STREAM_HEAD
+    chunk = staticmethod(chunk)
+    event = staticmethod(event)
+    json_response = staticmethod(json_response)
+    chat_document = staticmethod(chat_document)
+    post = staticmethod(post)
+    wait_until = staticmethod(wait_until)
+    unused_port = staticmethod(unused_port)
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def engine(self, instance_id: str = "e0", respond: Respond | None = None) -> Engine:
+        return await self._stack.enter_async_context(Engine(instance_id, respond))
+
+    async def door(
+        self,
+        prefill: list[Any],
+        decode: list[Any] | None = None,
+        *,
+        tokens: Any = None,
+        not_ready_reason: Callable[[], str | None] = lambda: None,
+        **settings: Any,
+    ) -> FrontDoor:
+        def targets(engines: list[Any]) -> list[Target]:
+            return [engine if isinstance(engine, Target) else engine.target for engine in engines]
+
+        placements = Placements(targets(prefill), None if decode is None else targets(decode))
+        settings = {"retry_backoff_s": 0.001, "shutdown_timeout_s": 1, **settings}
+        services = RouterServices(placements, settings=RouterSettings(**settings), tokens=tokens)
+        app = create_app(services, not_ready_reason=not_ready_reason)
+        server = FrontDoorServer(app, services, port=0)
+        await server.start()
+        self._stack.push_async_callback(server.stop)
+        client = httpx.AsyncClient(base_url=server.url, timeout=20, trust_env=False)
+        await self._stack.enter_async_context(client)
+        return FrontDoor(server, services, placements, client)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        yield Cluster(stack)

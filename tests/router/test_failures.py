@@ -1,0 +1,366 @@
+"""Engines that refuse, break, hang and fail, before and after the first byte."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from conductor.placement import FailureKind, Target
+
+
+async def reset(request: Any, writer: asyncio.StreamWriter) -> None:
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
+
+
+async def hang(request: Any, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(30)
+
+
+async def server_error(request: Any, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 6\r\n\r\nbroken")
+
+
+async def head_then_death(request: Any, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+    await writer.drain()
+    await asyncio.sleep(0.01)
+    writer.transport.abort()
+
+
+async def garbage(request: Any, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind"),
+    [
+        (reset, FailureKind.UNREACHABLE),
+        (hang, FailureKind.TIMEOUT),
+        (server_error, FailureKind.ERROR),
+        (head_then_death, FailureKind.UNREACHABLE),
+        (garbage, FailureKind.ERROR),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_instance_takes_over_before_the_first_byte(
+    cluster: Any, behaviour: Any, kind: FailureKind, stream: bool
+) -> None:
+    bad = await cluster.engine("bad", behaviour)
+    good = await cluster.engine("good")
+    door = await cluster.door([bad, good], first_byte_timeout_s=0.2)
+    response = await door.chat(stream=stream)
+    assert response.status_code == 200
+    assert response.headers["x-conductor-attempts"] == "2"
+    assert response.headers["x-conductor-decode-instance"] == "good"
+    [failure] = door.placements.named("failed")
+    assert (failure.instance_id, failure.kind) == ("bad", kind)
+    assert door.placements.asked[1].excluded == {"bad"}
+    assert door.placements.asked[1].retry_of == "p-1"
+    assert door.placements.open_placements == 0
+    assert good.received[0].body == bad.received[0].body
+    assert door.sample("conductor_retries_total", reason=kind.value) == 1
+
+
+async def test_refused_connection_is_retried(cluster: Any) -> None:
+    port = cluster.unused_port()
+    gone = Target("gone", f"http://127.0.0.1:{port}", "127.0.0.1", port)
+    door = await cluster.door([gone, await cluster.engine("good")])
+    response = await door.chat()
+    assert response.status_code == 200
+    [failure] = door.placements.named("failed")
+    assert failure.kind is FailureKind.UNREACHABLE
+    assert f"cannot connect to 127.0.0.1:{port}" in failure.detail
+
+
+async def test_stale_pooled_connection_is_replaced_unnoticed(cluster: Any) -> None:
+    engine = await cluster.engine()
+    door = await cluster.door([engine])
+    assert (await door.chat()).status_code == 200
+    healthy, answered = engine.respond, []
+
+    async def close_first(request: Any, writer: asyncio.StreamWriter) -> None:
+        if not answered:
+            answered.append(request)
+            writer.transport.abort()
+        else:
+            await healthy(request, writer)
+
+    engine.respond = close_first
+    response = await door.chat()
+    assert response.status_code == 200
+    assert response.headers["x-conductor-attempts"] == "1"
+    assert engine.connections == 2
+    assert door.placements.named("failed") == []
+
+
+async def test_restarted_engine_is_reached_again(cluster: Any) -> None:
+    engine = await cluster.engine()
+    door = await cluster.door([engine])
+    assert (await door.chat()).status_code == 200
+    await engine.stop()
+    await engine.__aenter__()
+    assert (await door.chat()).headers["x-conductor-attempts"] == "1"
+
+
+async def test_idle_connections_are_closed_before_the_engine_does(cluster: Any) -> None:
+    engine = await cluster.engine()
+    door = await cluster.door([engine], idle_timeout_s=0.1)
+    await door.chat()
+    assert engine.open_connections == 1
+    await cluster.wait_until(lambda: engine.open_connections == 0)
+
+
+@pytest.mark.parametrize(("behaviour", "status"), [(server_error, 502), (hang, 504), (reset, 502)])
+async def test_all_attempts_failed_says_what_was_tried(cluster: Any, behaviour: Any, status: int) -> None:
+    engines = [await cluster.engine(f"e{n}", behaviour) for n in range(4)]
+    door = await cluster.door(engines, first_byte_timeout_s=0.1)
+    response = await door.chat()
+    assert response.status_code == status
+    message = response.json()["error"]["message"]
+    assert "Tried 3: e0: " in message and "e2: " in message and "e3" not in message
+    assert response.headers["x-conductor-attempts"] == "3"
+    assert [len(engine.received) for engine in engines] == [1, 1, 1, 0]
+    assert door.placements.open_placements == 0
+
+
+async def test_no_other_instance_left(cluster: Any) -> None:
+    door = await cluster.door([await cluster.engine("e0", server_error)])
+    response = await door.chat()
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert "HTTP 500: broken" in response.json()["error"]["message"]
+
+
+async def test_stream_that_dies_ends_with_an_error_event(cluster: Any) -> None:
+    async def die(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.STREAM_HEAD + cluster.chunk(cluster.event("a")))
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        writer.write(cluster.chunk(cluster.event("b")) + cluster.chunk(cluster.event("c"))[:-9])
+        await writer.drain()
+        writer.close()
+
+    engine = await cluster.engine("dying", die)
+    door = await cluster.door([engine, await cluster.engine("good")])
+    connection = await door.connect()
+    connection.send(cluster.post(orjson.dumps(cluster.chat_document(stream=True))))
+    head, body = await connection.response()
+    assert head.startswith(b"HTTP/1.1 200")
+    whole = cluster.chunk(cluster.event("a")) + cluster.chunk(cluster.event("b"))
+    assert body.startswith(whole)
+    size, _, rest = body[len(whole) :].partition(b"\r\n")
+    events = rest[: int(size, 16)]
+    assert rest[int(size, 16) :] == b"\r\n0\r\n\r\n"
+    error, done = events.removesuffix(b"\n\n").split(b"\n\n")
+    document = orjson.loads(error.removeprefix(b"data: "))["error"]
+    assert document["code"] == "stream_interrupted" and "'dying'" in document["message"]
+    assert done == b"data: [DONE]"
+    # the client's connection is still good
+    connection.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (await connection.response())[0].startswith(b"HTTP/1.1 200")
+    assert door.sample("conductor_stream_failures_total") == 1
+    assert [failure.instance_id for failure in door.placements.named("failed")] == ["dying"]
+    assert door.placements.open_placements == 0
+    async with openai.AsyncOpenAI(base_url=f"{door.server.url}/v1", api_key="k", max_retries=0) as client:
+        messages = [{"role": "user", "content": "hi"}]
+        stream = await client.chat.completions.create(model=cluster.MODEL, messages=messages, stream=True)  # type: ignore[arg-type]
+        with pytest.raises(openai.APIError, match="in the middle of the response"):
+            async for _ in stream:
+                pass
+    await connection.close()
+
+
+async def test_stalled_stream_ends_with_an_error_event(cluster: Any) -> None:
+    async def stall(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.STREAM_HEAD + cluster.chunk(cluster.event("a")))
+        await asyncio.sleep(30)
+
+    engine = await cluster.engine(respond=stall)
+    door = await cluster.door([engine], stall_timeout_s=0.2)
+    response = await door.chat(stream=True)
+    assert "was silent for 0.2 s" in response.text and response.text.endswith("data: [DONE]\n\n")
+    await cluster.wait_until(lambda: engine.open_connections == 0)
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 1000", b"transfer-encoding: chunked"])
+async def test_plain_response_that_dies_is_not_passed_off_as_complete(cluster: Any, framing: bytes) -> None:
+    async def die(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + framing + b'\r\n\r\n9\r\n{"id":"a"'
+        )
+        await writer.drain()
+        writer.close()
+
+    door = await cluster.door([await cluster.engine(respond=die)])
+    connection = await door.connect()
+    connection.send(cluster.post(orjson.dumps(cluster.chat_document())))
+    received = await connection.reader.read()
+    assert received.endswith(b'{"id":"a"')
+    assert door.placements.open_placements == 0
+    await connection.close()
+
+
+async def test_incomplete_event_is_not_completed(cluster: Any) -> None:
+    async def die(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.STREAM_HEAD + cluster.chunk(cluster.event()[:20]))
+        await writer.drain()
+        writer.close()
+
+    door = await cluster.door([await cluster.engine(respond=die)])
+    connection = await door.connect()
+    connection.send(cluster.post(orjson.dumps(cluster.chat_document(stream=True))))
+    received = await connection.reader.read()
+    assert received.endswith(cluster.chunk(cluster.event()[:20]))
+    await connection.close()
+
+
+async def test_large_chunk_of_a_stream_is_not_held_back_for_ever(cluster: Any) -> None:
+    payload = cluster.event("x" * 1_000_000)
+
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.STREAM_HEAD + cluster.chunk(payload) + b"0\r\n\r\n")
+
+    door = await cluster.door([await cluster.engine(respond=respond)])
+    assert (await door.chat(stream=True)).content == payload
+
+
+# Disaggregated requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prefill_hands_over_to_decode(cluster: Any, stream: bool) -> None:
+    prefill, decode = await cluster.engine("prefill"), await cluster.engine("decode")
+    door = await cluster.door([prefill], [decode])
+    body = orjson.dumps(cluster.chat_document(stream=stream, max_tokens=50, n=2, min_tokens=3))
+    response = await door.client.post(
+        "/v1/chat/completions",
+        content=body,
+        headers={"x-request-id": "r1", "content-type": "application/json"},
+    )
+    assert response.status_code == 200
+    first, second = prefill.received[0], decode.received[0]
+    asked = first.document
+    assert asked.pop("kv_transfer_params") == {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+    assert asked == cluster.chat_document(stream=False, max_tokens=1, max_completion_tokens=1, n=1)
+    assert second.body == b'{"kv_transfer_params":' + cluster.TRANSFER + b"," + body[1:]
+    assert first.header("x-request-id") == second.header("x-request-id") == "r1"
+    calls = [name for name, _ in door.placements.calls]
+    assert calls == ["place", "prefill_finished", "first_token", "finished"]
+    assert response.headers["x-conductor-prefill-instance"] == "prefill"
+    assert response.headers["x-conductor-decode-instance"] == "decode"
+    assert door.placements.named("finished")[0].cached_tokens == 8
+
+
+async def test_prefill_failure_is_retried_on_another_prefill_instance(cluster: Any) -> None:
+    bad, good = await cluster.engine("bad", hang), await cluster.engine("good")
+    decode = await cluster.engine("decode")
+    door = await cluster.door([bad, good], [decode], prefill_timeout_s=0.1)
+    response = await door.chat()
+    assert response.headers["x-conductor-prefill-instance"] == "good"
+    assert len(decode.received) == 1
+    [failure] = door.placements.named("failed")
+    assert (failure.instance_id, failure.kind) == ("bad", FailureKind.TIMEOUT)
+
+
+async def test_prefill_refusal_reaches_the_client(cluster: Any) -> None:
+    async def refuse(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.json_response(b'{"error":{"message":"too long"}}', "400 Bad Request"))
+
+    prefill, decode = await cluster.engine("prefill", refuse), await cluster.engine("decode")
+    door = await cluster.door([prefill], [decode])
+    response = await door.chat(stream=True)
+    assert (response.status_code, response.content) == (400, b'{"error":{"message":"too long"}}')
+    assert not decode.received and door.placements.named("cancelled") == ["p-1"]
+
+
+async def test_prefill_without_transfer_lets_decode_compute(cluster: Any) -> None:
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.json_response(b'{"kv_transfer_params":null}'))
+
+    prefill, decode = await cluster.engine("prefill", respond), await cluster.engine("decode")
+    door = await cluster.door([prefill], [decode])
+    assert (await door.chat()).status_code == 200
+    assert decode.received[0].document == cluster.chat_document()
+    assert door.sample("conductor_handoffs_without_transfer_total") == 1
+
+
+async def test_unreadable_prefill_answer_is_a_failure(cluster: Any) -> None:
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.json_response(b"not json"))
+
+    bad, good = await cluster.engine("bad", respond), await cluster.engine("good")
+    door = await cluster.door([bad, good], [await cluster.engine("decode")])
+    assert (await door.chat()).headers["x-conductor-prefill-instance"] == "good"
+
+
+@pytest.mark.parametrize("prefill_is_gone", [False, True])
+async def test_decode_error_blames_the_instance_at_fault(cluster: Any, prefill_is_gone: bool) -> None:
+    """A decode instance also answers 500 when it cannot pull from a dead prefill instance."""
+    prefills = [await cluster.engine("prefill-0"), await cluster.engine("prefill-1")]
+
+    async def fail_first(request: Any, writer: asyncio.StreamWriter) -> None:
+        if prefill_is_gone:
+            await prefills[0].stop()
+        await server_error(request, writer)
+
+    decodes = [await cluster.engine("decode-0", fail_first), await cluster.engine("decode-1")]
+    if prefill_is_gone:
+        answers = [fail_first, decodes[1].respond]
+
+        async def fail_once(request: Any, writer: asyncio.StreamWriter) -> None:
+            await answers.pop(0)(request, writer)
+
+        decodes[0].respond = fail_once
+    door = await cluster.door(prefills, decodes)
+    response = await door.chat()
+    assert response.status_code == 200
+    [failure] = door.placements.named("failed")
+    assert failure.instance_id == ("prefill-0" if prefill_is_gone else "decode-0")
+    expected = ("prefill-1", "decode-0") if prefill_is_gone else ("prefill-0", "decode-1")
+    assert response.headers["x-conductor-prefill-instance"] == expected[0]
+    assert response.headers["x-conductor-decode-instance"] == expected[1]
+
+
+async def test_client_disconnect_during_prefill_closes_that_leg(cluster: Any) -> None:
+    prefill, decode = await cluster.engine("prefill", hang), await cluster.engine("decode")
+    door = await cluster.door([prefill], [decode])
+    connection = await door.connect()
+    connection.send(cluster.post(orjson.dumps(cluster.chat_document())))
+    await cluster.wait_until(lambda: bool(prefill.received))
+    await connection.close()
+    await cluster.wait_until(lambda: prefill.open_connections == 0, 2.0)
+    assert not decode.received and door.placements.named("cancelled") == ["p-1"]
+
+
+async def test_unknown_protocol_is_a_clear_error(cluster: Any) -> None:
+    from dataclasses import replace
+
+    prefill = replace((await cluster.engine("prefill")).target, protocol="carrier-pigeon")
+    door = await cluster.door([prefill], [await cluster.engine("decode")])
+    response = await door.chat()
+    assert response.status_code == 500
+    message = response.json()["error"]["message"]
+    assert "carrier-pigeon" in message and "vllm-nixl" in message
+    assert door.placements.open_placements == 0
+
+
+async def test_failing_scheduler_is_an_internal_error(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = await cluster.door([await cluster.engine()])
+    monkeypatch.setattr(door.placements, "place", lambda request, now_s: 1 / 0)
+    response = await door.chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")

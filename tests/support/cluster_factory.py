@@ -1,0 +1,62 @@
+"""Schedulers over small clusters that are up, and requests for them."""
+
+import numpy as np
+
+from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
+from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
+from conductor.costs import LLAMA_8B_H100
+from conductor.placement import PlacementRequest, Role
+from conductor.policies import make_policy
+from conductor.scheduler import Objectives, Scheduler, SuspensionPolicy
+
+BLOCK = 16
+ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
+
+
+def make_scheduler(
+    roles: str = "ppdd", policy: str = "slo", aliases: dict[str, str] | None = None
+) -> Scheduler:
+    cluster = Cluster()
+    for i, role in enumerate(roles):
+        cluster.add(
+            make_instance(
+                instance_id=f"{role}{i}",
+                url=f"http://10.0.0.{i}:8000",
+                role=ROLES[role],
+                instance_class=LLAMA_8B_H100,
+                protocol="vllm-nixl",
+            )
+        )
+    scheduler = Scheduler(
+        cluster,
+        CacheIndex(),
+        make_policy(policy),
+        Objectives(ttft_s=2.0, tbt_s=0.05),
+        SuspensionPolicy(after_failures=2, pause_s=5.0),
+        aliases=aliases,
+    )
+    for instance in cluster:
+        scheduler.instance_up(instance.instance_id, facts())
+    return scheduler
+
+
+def facts(*names: str) -> EngineFacts:
+    models = tuple(ServedModel(name) for name in names or ("llama",))
+    return EngineFacts((*models, ServedModel("adapter", parent=models[0].name)), block_size=BLOCK)
+
+
+def request(tokens: int = 1024, *, seed: int = 0, model: str = "llama", **fields: object) -> PlacementRequest:
+    ids = np.random.default_rng(seed).integers(0, 32_000, tokens, dtype=np.uint32)
+    return PlacementRequest(
+        request_id="r",
+        model=model,
+        tokens=ids,
+        prompt_tokens=tokens,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def hold(scheduler: Scheduler, instance_id: str, tokens: np.ndarray, lora: str | None = None) -> None:
+    holder = scheduler.cluster[instance_id].ranks[0].holder
+    namespace = Namespace(model="llama", block_size=BLOCK, lora=lora)
+    scheduler.index.store(holder, Tier.DEVICE, namespace, sequence_hashes(tokens, BLOCK))

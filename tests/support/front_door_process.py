@@ -1,0 +1,122 @@
+"""Starts the real `conductor serve` process, waits until it is ready, and stops it as a user would."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+START_WITHIN_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def conductor_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "conductor.cli", *arguments]
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent is ``pid``."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(status.parent.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class FrontDoor:
+    """A running `conductor serve`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self.log = log
+        self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)
+
+    def get(self, path: str) -> dict:
+        response = self.http.get(path)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def instances(self) -> dict[str, dict]:
+        return {i["id"]: i for i in self.get("/v1/instances")["instances"]}
+
+    def engine_pids(self) -> dict[str, int]:
+        """Emulated engines by instance, from their command lines."""
+        pids = {}
+        for pid in children(self.process.pid):
+            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if "--instance-id" in arguments:
+                pids[arguments[arguments.index("--instance-id") + 1]] = pid
+        return pids
+
+    def wait_until(self, condition, what: str, within_s: float = 20.0) -> None:
+        deadline_s = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline_s, (
+                f"{what} did not happen within {within_s} s\n{self.log.read_text()}"
+            )
+            time.sleep(0.02)
+
+    def stop(self, signum: int = signal.SIGINT) -> int:
+        """Ctrl-C; returns the exit code."""
+        self.http.close()
+        self.process.send_signal(signum)
+        return self.process.wait(timeout=30)
+
+
+@contextmanager
+def front_door(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[FrontDoor]:
+    """`conductor serve` with ``arguments`` on a free port, ready to serve; stopped at the end."""
+    port = free_port()
+    log = tmp_path / f"serve-{port}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            conductor_command("serve", "--port", str(port), *arguments),
+            stdout=output,
+            stderr=output,
+            env=os.environ | (env or {}),
+            start_new_session=True,
+        )
+    door = FrontDoor(process, f"http://127.0.0.1:{port}", log)
+    try:
+        deadline_s = time.monotonic() + START_WITHIN_S
+        while True:
+            assert process.poll() is None, f"conductor serve ended early\n{log.read_text()}"
+            assert time.monotonic() < deadline_s, f"conductor serve was not ready in time\n{log.read_text()}"
+            try:
+                if door.http.get("/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        yield door
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
