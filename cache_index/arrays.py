@@ -23,7 +23,7 @@ def _power_of_two(minimum: int) -> int:
 
 
 class KernelArrays:
-    """Tables, pools and per-slot arrays; ``state`` is what every kernel takes.
+    """Tables, pools and per-slot arrays; every kernel takes the ``address`` of the ``state``.
 
     Tables grow without a long stop: a second pair of arrays is made and entries move over with the
     following calls (``advance``). Pools and per-slot arrays are small (thousands of distinct holder
@@ -32,6 +32,7 @@ class KernelArrays:
 
     def __init__(self, expected_blocks: int = 0) -> None:
         self.state: NDArray[np.int64] = np.zeros(k.STATE_WORDS, np.int64)
+        self.address = int(self.state.ctypes.data)
         self._owned: dict[int, NDArray[Any]] = {}
         self._old: dict[int, NDArray[np.uint64]] = {}
         self.slot_capacity = 0
@@ -147,7 +148,7 @@ class KernelArrays:
         self.state[table + k.MASK] = 2 * capacity - 1
 
     def _move(self, table: int, positions: int) -> None:
-        if k.migrate(self.state, table, positions) == 0:
+        if k.migrate(self.address, table, positions) == 0:
             del self._old[table]
 
     def _grow_pool(self, pool: int, rows: int, shape: tuple[int, ...], dtype: Any) -> None:

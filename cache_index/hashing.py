@@ -56,7 +56,7 @@ def canonical_hash(value: object) -> int:
     ensure_ready()
     encoded = bytearray()
     _encode(value, encoded)
-    return int(kernels.hash_words(np.frombuffer(encoded, dtype="<u4"), np.uint64(0)))
+    return int(kernels.hash_words(np.frombuffer(encoded, dtype="<u4"), np.uint64(0), kernels.secrets_for(0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +102,6 @@ def chain_hashes(
         raise ValueError(f"block_size must be positive, not {block_size}")
     tokens = np.ascontiguousarray(tokens, dtype=np.uint32)
     hashes = np.empty(len(tokens) // block_size, np.uint64)
-    kernels.hash_chain(tokens, block_size, np.uint64(seed), np.uint64(parent), folds, hashes)
+    secrets = kernels.secrets_for(seed)
+    kernels.hash_chain(tokens, block_size, np.uint64(seed), secrets, np.uint64(parent), folds, hashes)
     return hashes

@@ -30,6 +30,7 @@ of an interned set: sorted slots while small, a bitset when large. Interned sets
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,12 +173,32 @@ def multiply_fold(_context: Any, a: Any, b: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def words_at(_context: Any, address: Any) -> Any:
+    """A pointer that can be indexed. Unlike an array it is passed on without counting references."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def secret_at(_context: Any, address: Any) -> Any:
+    """Like words_at, unsigned."""
+
+    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.uint64)(types.int64), generate
+
+
 # --- registration ------------------------------------------------------------------------------------
 
 CACHE_DIRECTORY = cache_directory(Path(__file__))
 _KERNELS: list[tuple[Any, tuple[Any, ...]]] = []
 
-_STATE = types.Array(types.int64, 1, "C")
+_STATE = types.int64  # address of the state
 _IN_U64 = types.Array(types.uint64, 1, "C", readonly=True)
 _IN_U32 = types.Array(types.uint32, 1, "C", readonly=True)
 _OUT_U64 = types.Array(types.uint64, 1, "C")
@@ -226,7 +247,15 @@ def _secret_at(offset: int) -> int:
     return int.from_bytes(_SECRET_BYTES[offset : offset + 8], "little")
 
 
-SECRET = np.array([_secret_at(offset) for offset in range(0, 192, 8)], dtype=np.uint64)
+@functools.cache
+def secrets_for(seed: int) -> U64Array:
+    """The secret, and from word SEEDED on its variant for inputs above 240 bytes."""
+    secret = np.frombuffer(_SECRET_BYTES, dtype="<u8")
+    offsets = np.array([seed, (1 << 64) - seed & (1 << 64) - 1] * 12, np.uint64)
+    return np.concatenate([secret, secret + offsets])
+
+
+SEEDED = 24
 FLIP_0 = np.uint64(_secret_at(56) ^ _secret_at(64))
 FLIP_8 = np.uint64(_secret_at(8) ^ _secret_at(16))
 FLIP_16_LOW = np.uint64(_secret_at(24) ^ _secret_at(32))
@@ -268,7 +297,7 @@ def rotate_left(word, bits):  # type: ignore[no-untyped-def]
 
 @inlined
 def secret_word(secret, offset):  # type: ignore[no-untyped-def]
-    """Eight bytes of a secret (array of words) from byte ``offset``."""
+    """Eight bytes of a secret (words) from byte ``offset``."""
     word = offset >> 3
     shift = u64((offset & 7) * 8)
     if shift == ZERO:
@@ -277,9 +306,9 @@ def secret_word(secret, offset):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def mix_16(address, offset, seed):  # type: ignore[no-untyped-def]
-    low = load64(address) ^ (secret_word(SECRET, offset) + seed)
-    high = load64(address + 8) ^ (secret_word(SECRET, offset + 8) - seed)
+def mix_16(address, secret, offset, seed):  # type: ignore[no-untyped-def]
+    low = load64(address) ^ (secret_word(secret, offset) + seed)
+    high = load64(address + 8) ^ (secret_word(secret, offset + 8) - seed)
     return multiply_fold(low, high)
 
 
@@ -311,33 +340,24 @@ def hash_up_to_16(address, length, seed):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def hash_17_to_128(address, length, seed):  # type: ignore[no-untyped-def]
+def hash_17_to_128(address, length, seed, secret):  # type: ignore[no-untyped-def]
     total = u64(length) * PRIME64_1
     end = address + length
     for pair in range((length - 1) // 32, -1, -1):
-        total += mix_16(address + 16 * pair, 32 * pair, seed)
-        total += mix_16(end - 16 * (pair + 1), 32 * pair + 16, seed)
+        total += mix_16(address + 16 * pair, secret, 32 * pair, seed)
+        total += mix_16(end - 16 * (pair + 1), secret, 32 * pair + 16, seed)
     return avalanche(total)
 
 
 @inlined
-def hash_129_to_240(address, length, seed):  # type: ignore[no-untyped-def]
+def hash_129_to_240(address, length, seed, secret):  # type: ignore[no-untyped-def]
     total = u64(length) * PRIME64_1
     for i in range(8):
-        total += mix_16(address + 16 * i, 16 * i, seed)
+        total += mix_16(address + 16 * i, secret, 16 * i, seed)
     total = avalanche(total)
     for i in range(8, length // 16):
-        total += mix_16(address + 16 * i, 16 * (i - 8) + 3, seed)
-    return avalanche(total + mix_16(address + length - 16, 119, seed))
-
-
-@inlined
-def seeded_secret(seed):  # type: ignore[no-untyped-def]
-    secret = np.empty(24, np.uint64)
-    for i in range(0, 24, 2):
-        secret[i] = SECRET[i] + seed
-        secret[i + 1] = SECRET[i + 1] - seed
-    return secret
+        total += mix_16(address + 16 * i, secret, 16 * (i - 8) + 3, seed)
+    return avalanche(total + mix_16(address + length - 16, secret, 119, seed))
 
 
 @inlined
@@ -350,9 +370,8 @@ def accumulate(lanes, address, secret, offset):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def hash_long(address, length, secret):  # type: ignore[no-untyped-def]
-    """Inputs above 240 bytes; ``secret`` comes from ``seeded_secret``."""
-    lanes = np.empty(8, np.uint64)
+def hash_long(address, length, secret, lanes):  # type: ignore[no-untyped-def]
+    """Inputs above 240 bytes, with the seeded secret; ``lanes`` are eight words of scratch."""
     lanes[0], lanes[1], lanes[2], lanes[3] = PRIME32_3, PRIME64_1, PRIME64_2, PRIME64_3
     lanes[4], lanes[5], lanes[6], lanes[7] = PRIME64_4, PRIME32_2, PRIME64_5, PRIME32_1
     stripes = (length - 1) // 64
@@ -372,38 +391,40 @@ def hash_long(address, length, secret):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def hash_bytes(address, length, seed, secret):  # type: ignore[no-untyped-def]
+def hash_bytes(address, length, seed, secrets, lanes):  # type: ignore[no-untyped-def]
     if length <= 16:
         return hash_up_to_16(address, length, seed)
     if length <= 128:
-        return hash_17_to_128(address, length, seed)
+        return hash_17_to_128(address, length, seed, secret_at(secrets))
     if length <= 240:
-        return hash_129_to_240(address, length, seed)
-    return hash_long(address, length, secret)
+        return hash_129_to_240(address, length, seed, secret_at(secrets))
+    return hash_long(address, length, secret_at(secrets + 8 * SEEDED), lanes)
 
 
-@kernel(_IN_U32, _WORD)
-def hash_words(words, seed):  # type: ignore[no-untyped-def]
-    """XXH3-64 of the little-endian bytes of ``words``."""
-    return hash_bytes(words.ctypes.data, words.shape[0] * 4, seed, seeded_secret(seed))
+@kernel(_IN_U32, _WORD, _IN_U64)
+def hash_words(words, seed, secrets):  # type: ignore[no-untyped-def]
+    """XXH3-64 of the little-endian bytes of ``words``; ``secrets`` are ``secrets_for(seed)``."""
+    lanes = np.empty(8, np.uint64)
+    return hash_bytes(words.ctypes.data, words.shape[0] * 4, seed, secrets.ctypes.data, lanes)
 
 
-@kernel(_IN_U32, _INT, _WORD, _WORD, _IN_U64, _OUT_U64)
-def hash_chain(tokens, block_size, seed, parent, folds, hashes):  # type: ignore[no-untyped-def]
+@kernel(_IN_U32, _INT, _WORD, _IN_U64, _WORD, _IN_U64, _OUT_U64)
+def hash_chain(tokens, block_size, seed, secrets, parent, folds, hashes):  # type: ignore[no-untyped-def]
     """Rolling hashes of consecutive blocks into ``hashes``.
 
     ``parent`` is the hash before the first block (0: none); ``folds`` holds one word per block to be
     folded into its local hash (0: nothing), or is empty.
     """
-    secret = seeded_secret(seed)
+    lanes = np.empty(8, np.uint64)
+    secret = secret_at(secrets.ctypes.data)
     address = tokens.ctypes.data
     length = block_size * 4
     previous = parent
     for block in range(hashes.shape[0]):
         if length == 64:
-            local = hash_17_to_128(address, 64, seed)
+            local = hash_17_to_128(address, 64, seed, secret)
         else:
-            local = hash_bytes(address, length, seed, secret)
+            local = hash_bytes(address, length, seed, secrets.ctypes.data, lanes)
         if block < folds.shape[0] and folds[block] != ZERO:
             local = hash_pair(local, folds[block], seed)
         if block > 0 or parent != ZERO:
@@ -486,12 +507,13 @@ def table_room(state, table):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE, _INT, _INT)
-def migrate(state, table, positions):  # type: ignore[no-untyped-def]
+def migrate(address, table, positions):  # type: ignore[no-untyped-def]
     """Move the clusters of about ``positions`` positions to the new arrays; return what is left.
 
     Whole clusters move, so that probing stays correct in both halves. Links whose node is gone are
     left behind.
     """
+    state = words_at(address)
     entry_bytes = state[table + ENTRY_BYTES]
     entries, mask = state[table + OLD_ENTRIES], state[table + OLD_MASK]
     cursor, left = state[table + CURSOR], state[table + LEFT]
@@ -831,12 +853,13 @@ def known_depth(state, key):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE, _INT, _IN_U64, _IN_U64, _WORD, _WORD, _INT)
-def store(state, slot, hashes, engine_keys, domain, parent, start):  # type: ignore[no-untyped-def]
+def store(address, slot, hashes, engine_keys, domain, parent, start):  # type: ignore[no-untyped-def]
     """Give ``slot`` the blocks of one chain from position ``start`` on; return the position reached.
 
     ``engine_keys``, one per block or none, are linked to the blocks. A block that the slot already has
     gains a copy.
     """
+    state = words_at(address)
     stop = min(hashes.shape[0], start + room(state))
     for i in range(start, min(stop, start + PREFETCH_AHEAD)):
         prefetch_entry(state, NODES, hashes[i] ^ domain, NODE_BYTES)
@@ -919,8 +942,9 @@ def take(state, slot, key):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE, _INT, _IN_U64, _WORD, _INT)
-def remove(state, slot, hashes, domain, start):  # type: ignore[no-untyped-def]
+def remove(address, slot, hashes, domain, start):  # type: ignore[no-untyped-def]
     """Take one copy of each block from ``slot``; return the position reached."""
+    state = words_at(address)
     stop = min(hashes.shape[0], start + room(state))
     for i in range(start, stop):
         if i + PREFETCH_AHEAD < stop:
@@ -930,11 +954,12 @@ def remove(state, slot, hashes, domain, start):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE, _INT, _IN_U64, _INT)
-def remove_linked(state, slot, engine_keys, start):  # type: ignore[no-untyped-def]
+def remove_linked(address, slot, engine_keys, start):  # type: ignore[no-untyped-def]
     """Like remove, by engine keys; links of nodes that are gone are dropped.
 
     Returns the position reached and how many engine keys were unknown.
     """
+    state = words_at(address)
     stop = min(engine_keys.shape[0], start + room(state))
     unknown = 0
     for i in range(start, stop):
@@ -950,8 +975,9 @@ def remove_linked(state, slot, engine_keys, start):  # type: ignore[no-untyped-d
 
 
 @kernel(_STATE, _WORD)
-def resolve(state, engine_key):  # type: ignore[no-untyped-def]
+def resolve(address, engine_key):  # type: ignore[no-untyped-def]
     """The node key linked to an engine key, 0 when there is none."""
+    state = words_at(address)
     return load64(find(state, LINKS, engine_key, 16) + 8)
 
 
@@ -1017,7 +1043,7 @@ def leave_slot(state, slot, set_id, depth, levels):  # type: ignore[no-untyped-d
     if tier <= level:
         return 0
     for lost in range(level, tier):
-        levels[row, lost] = depth
+        save32(levels + 4 * (row * TIERS + lost), depth)
     save32(state[NEED] + 4 * row, tier)
     return 1 if tier == TIERS else 0
 
@@ -1085,12 +1111,13 @@ def change_set(state, previous, current, depth, levels):  # type: ignore[no-unty
 
 
 @kernel(_STATE, _IN_U64, _WORD, _OUT_I32)
-def match(state, hashes, domain, levels):  # type: ignore[no-untyped-def]
+def match(address, hashes, domain, levels):  # type: ignore[no-untyped-def]
     """Contiguous prefix in blocks per (holder row, tier level) into ``levels``, which must be zero.
 
     Every position is looked up, so holes count; blocks whose set is that of the block before cost one
     probe. Returns the number of positions verified.
     """
+    state = words_at(address)
     total = hashes.shape[0]
     if total == 0:
         return 0
@@ -1109,7 +1136,7 @@ def match(state, hashes, domain, levels):  # type: ignore[no-untyped-def]
         if current != previous:
             if current == 0:
                 break
-            alive -= change_set(state, previous, current, depth, levels)
+            alive -= change_set(state, previous, current, depth, levels.ctypes.data)
             previous = current
         depth += 1
     for i in range(listed):
@@ -1161,8 +1188,9 @@ def without_dead(state, set_id):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE, _INT)
-def sweep(state, positions):  # type: ignore[no-untyped-def]
+def sweep(address, positions):  # type: ignore[no-untyped-def]
     """Take retired slots out of the next positions of NODES; return how many positions are left."""
+    state = words_at(address)
     cursor = state[SWEEP_CURSOR]
     capacity = state[NODES + MASK] + 1
     while cursor < capacity and positions > 0 and room(state) > 2:
@@ -1184,8 +1212,9 @@ def sweep(state, positions):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE)
-def sweep_copies(state):  # type: ignore[no-untyped-def]
+def sweep_copies(address):  # type: ignore[no-untyped-def]
     """Drop the copies of retired slots. COPIES must not be moving."""
+    state = words_at(address)
     position = 0
     while position <= state[COPIES + MASK]:
         entry = state[COPIES + ENTRIES] + position * 16
@@ -1197,11 +1226,12 @@ def sweep_copies(state):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE, _INT, _INT)
-def sweep_links(state, cursor, positions):  # type: ignore[no-untyped-def]
+def sweep_links(address, cursor, positions):  # type: ignore[no-untyped-def]
     """Drop links whose node is gone from position ``cursor`` on; return the position reached.
 
     One that slips below the cursor meanwhile is found by the next pass. LINKS must not be moving.
     """
+    state = words_at(address)
     stop = min(cursor + positions, state[LINKS + MASK] + 1)
     while cursor < stop:
         entry = state[LINKS + ENTRIES] + cursor * 16
@@ -1214,8 +1244,9 @@ def sweep_links(state, cursor, positions):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE, _INT, _OUT_U64)
-def keys_of_slot(state, slot, keys):  # type: ignore[no-untyped-def]
+def keys_of_slot(address, slot, keys):  # type: ignore[no-untyped-def]
     """Write the keys of the slot's blocks to ``keys``; return their number. NODES must not be moving."""
+    state = words_at(address)
     count = 0
     for position in range(state[NODES + MASK] + 1):
         entry = state[NODES + ENTRIES] + position * NODE_BYTES
@@ -1248,12 +1279,13 @@ def has_live_member(state, set_id):  # type: ignore[no-untyped-def]
 
 
 @kernel(_STATE, _INT, _INT, _INT, _INT, _OUT_U64)
-def nodes_by_depth(state, low, high, start, positions, nodes):  # type: ignore[no-untyped-def]
+def nodes_by_depth(address, low, high, start, positions, nodes):  # type: ignore[no-untyped-def]
     """Collect nodes with low <= depth < high as (key, depth, parent key) triples in ``nodes``.
 
     Looks at ``positions`` positions of NODES from ``start`` on and stops when ``nodes`` is full;
     returns the number of nodes.
     """
+    state = words_at(address)
     count = 0
     for position in range(start, min(start + positions, state[NODES + MASK] + 1)):
         if 3 * count + 3 > nodes.shape[0]:
@@ -1270,8 +1302,9 @@ def nodes_by_depth(state, low, high, start, positions, nodes):  # type: ignore[n
 
 
 @kernel(_STATE, _WORD, _OUT_U64)
-def slots_of_node(state, key, slots):  # type: ignore[no-untyped-def]
+def slots_of_node(address, key, slots):  # type: ignore[no-untyped-def]
     """Write the slots that have the node, retired ones included, to ``slots``; return their number."""
+    state = words_at(address)
     set_id = set_of(find(state, NODES, key, NODE_BYTES))
     if set_id == 0:
         return 0

@@ -76,8 +76,8 @@ class CacheIndex:
         domain, parent_hash = np.uint64(namespace.domain), np.uint64(parent)
         with self._lock:
             slot = self._slots.of(holder, tier)
-            state, done = self._arrays.state, 0
-            while (done := k.store(state, slot, hashes, engine_keys, domain, parent_hash, done)) < len(hashes):
+            address, done = self._arrays.address, 0
+            while (done := k.store(address, slot, hashes, engine_keys, domain, parent_hash, done)) < len(hashes):
                 self._arrays.make_room()
             self._slots.maintain(len(hashes))
 
@@ -90,7 +90,7 @@ class CacheIndex:
             if slot is None:
                 return
             done = 0
-            while (done := k.remove(self._arrays.state, slot, hashes, domain, done)) < len(hashes):
+            while (done := k.remove(self._arrays.address, slot, hashes, domain, done)) < len(hashes):
                 self._arrays.make_room()
             self._slots.maintain(len(hashes))
 
@@ -103,7 +103,7 @@ class CacheIndex:
                 return 0
             done, unknown = 0, 0
             while True:
-                done, missed = k.remove_linked(self._arrays.state, slot, engine_keys, done)
+                done, missed = k.remove_linked(self._arrays.address, slot, engine_keys, done)
                 unknown += missed
                 if done == len(engine_keys):
                     break
@@ -114,7 +114,7 @@ class CacheIndex:
     def resolve(self, engine_key: int, namespace: Namespace) -> int | None:
         """The sequence hash of the block that was stored with this engine key, None if unknown."""
         with self._lock:
-            key = int(k.resolve(self._arrays.state, np.uint64(engine_key)))
+            key = int(k.resolve(self._arrays.address, np.uint64(engine_key)))
         return key ^ namespace.domain if key else None
 
     def clear(self, holder: Holder, tier: Tier | None = None) -> None:
@@ -132,7 +132,7 @@ class CacheIndex:
         domain = np.uint64(namespace.domain)
         with self._lock:
             levels = np.zeros((self._slots.rows, k.TIERS), np.int32)
-            k.match(self._arrays.state, hashes, domain, levels)
+            k.match(self._arrays.address, hashes, domain, levels)
         return levels
 
     def reclaim(self, positions: int = RECLAIM_POSITIONS) -> bool:
@@ -152,7 +152,7 @@ class CacheIndex:
                 slot = self._slots.existing(holder, each)
                 if slot is not None:
                     keys = np.empty(int(self._arrays.slot_blocks[slot]), np.uint64)
-                    k.keys_of_slot(self._arrays.state, slot, keys)
+                    k.keys_of_slot(self._arrays.address, slot, keys)
                     found.update((key, each) for key in keys.tolist())
         return found
 
@@ -185,13 +185,13 @@ class CacheIndex:
                 triples = np.empty(3 * (limit - len(nodes)), np.uint64)
                 if len(triples) == 0:
                     break
-                count = k.nodes_by_depth(self._arrays.state, low, high, 0, TREE_POSITIONS, triples)
+                count = k.nodes_by_depth(self._arrays.address, low, high, 0, TREE_POSITIONS, triples)
                 found = triples.reshape(-1, 3)[:count].tolist()
                 nodes += [self._node(*each, slots) for each in sorted(found, key=lambda each: each[1])]
         return nodes
 
     def _node(self, key: int, depth: int, parent: int, slots: NDArray[np.uint64]) -> TreeNode:
-        count = k.slots_of_node(self._arrays.state, np.uint64(key), slots)
+        count = k.slots_of_node(self._arrays.address, np.uint64(key), slots)
         holders = [self._slots.owner(int(slot)) for slot in slots[:count]]
         return TreeNode(
             hash=key,

@@ -60,35 +60,36 @@ def _require(correct: bool, kernel: str) -> None:
 
 
 def _check_hashes() -> None:
-    seed = np.uint64(1337)
+    seed, secrets = np.uint64(1337), kernels.secrets_for(1337)
     for length, expected in KNOWN_HASHES.items():
-        _require(int(kernels.hash_words(np.arange(length, dtype=np.uint32), seed)) == expected, "hash_words")
+        computed = kernels.hash_words(np.arange(length, dtype=np.uint32), seed, secrets)
+        _require(int(computed) == expected, "hash_words")
     tokens = np.arange(48, dtype=np.uint32)
     whole = np.zeros(3, np.uint64)
     rest = np.zeros(2, np.uint64)
     nothing = np.empty(0, np.uint64)
-    kernels.hash_chain(tokens, 16, seed, np.uint64(0), nothing, whole)
-    kernels.hash_chain(tokens[16:], 16, seed, whole[0], nothing, rest)
+    kernels.hash_chain(tokens, 16, seed, secrets, np.uint64(0), nothing, whole)
+    kernels.hash_chain(tokens[16:], 16, seed, secrets, whole[0], nothing, rest)
     _require(int(whole[0]) == KNOWN_HASHES[16] and whole[1:].tolist() == rest.tolist(), "hash_chain")
 
 
 def _check_index() -> None:
     """Two holders of one chain; one of them loses a block in the middle."""
     arrays = KernelArrays()
-    state = arrays.state
+    address = arrays.address
     for slot in range(2):
         arrays.slot_holder[slot] = slot
         arrays.holder_slots[slot, 0] = slot
     domain, no_parent = np.uint64(77), np.uint64(0)
     chain = np.arange(1, 31, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for slot in range(2):
-        kernels.store(state, slot, chain, chain + np.uint64(5), domain, no_parent, 0)
-    kernels.remove(state, 0, chain[10:11], domain, 0)
+        kernels.store(address, slot, chain, chain + np.uint64(5), domain, no_parent, 0)
+    kernels.remove(address, 0, chain[10:11], domain, 0)
     levels = np.zeros((2, kernels.TIERS), np.int32)
-    kernels.match(state, chain, domain, levels)
+    kernels.match(address, chain, domain, levels)
     _require(levels.tolist() == [[10] * kernels.TIERS, [30] * kernels.TIERS], "match")
-    key = kernels.resolve(state, chain[3] + np.uint64(5))
+    key = kernels.resolve(address, chain[3] + np.uint64(5))
     _require(int(key) == int(chain[3] ^ domain), "resolve")
-    kernels.remove(state, 0, chain, domain, 0)
-    kernels.remove_linked(state, 1, chain + np.uint64(5), 0)
+    kernels.remove(address, 0, chain, domain, 0)
+    kernels.remove_linked(address, 1, chain + np.uint64(5), 0)
     _require(arrays.used(kernels.NODES) == arrays.used(kernels.LINKS) == 0, "remove")

@@ -119,7 +119,7 @@ class Slots:
             self._begin_sweep()
         if arrays.capacity(k.NODES) != self._sweep_capacity:  # moved meanwhile: entries changed places
             self._start_over()
-        if k.sweep(arrays.state, positions) == 0:
+        if k.sweep(arrays.address, positions) == 0:
             self._end_sweep()
         else:
             arrays.make_room()
@@ -149,7 +149,7 @@ class Slots:
         arrays.dead_bits[:] = 0
         for slot in self._sweeping:
             arrays.dead_bits[slot >> 6] |= k.ONE << k.u64(slot & 63)
-        k.sweep_copies(arrays.state)
+        k.sweep_copies(arrays.address)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -167,7 +167,7 @@ class Slots:
         arrays = self._arrays
         if self._links_cursor is None:
             return False
-        self._links_cursor = int(k.sweep_links(arrays.state, self._links_cursor, positions))
+        self._links_cursor = int(k.sweep_links(arrays.address, self._links_cursor, positions))
         if self._links_cursor >= arrays.capacity(k.LINKS):
             self._links_cursor = None
         return True

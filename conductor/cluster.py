@@ -72,6 +72,7 @@ class RankState:
 
     holder: Holder
     target: Target
+    row: int = 0  # in the scheduler's load table, given by the cluster
     prefills: dict[str, PendingPrefill] = field(default_factory=dict)  # by placement, in order
     head_since_s: float = 0.0
     decodes: dict[str, int] = field(default_factory=dict)  # placement -> context tokens
@@ -212,16 +213,30 @@ def make_instance(
 
 
 class Cluster:
-    """All instances by id, in the order they were added."""
+    """All instances by id, in the order they were added.
+
+    ``version`` grows whenever the set of candidates may have changed.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._instances: dict[str, InstanceState] = {}
+        self._rows = 0
 
     def add(self, instance: InstanceState) -> None:
         """Raises ValueError for an id that is taken."""
         if instance.instance_id in self._instances:
             raise ValueError(f"instance id {instance.instance_id!r} is used twice; ids must be unique")
         self._instances[instance.instance_id] = instance
+        for rank in instance.ranks:
+            rank.row = self._rows
+            self._rows += 1
+        self.version += 1
+
+    def set_health(self, instance: InstanceState, health: Health, reason: str) -> None:
+        """Every change of an instance's health after it was added."""
+        instance.health, instance.health_reason = health, reason
+        self.version += 1
 
     def get(self, instance_id: str) -> InstanceState | None:
         return self._instances.get(instance_id)

@@ -38,16 +38,26 @@ class PlacementRecord:
 
 
 class RecordLog:
-    """The latest placements, by id; the oldest leave when ``capacity`` is reached."""
+    """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates.
+
+    A record keeps all its candidates (about 80 bytes each), so in a large cluster memory bounds the log.
+    """
+
+    MAX_CANDIDATES = 500_000
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
+        self._candidates = 0
         self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
 
     def add(self, record: PlacementRecord) -> None:
         self._records[record.placement.placement_id] = record
-        if len(self._records) > self._capacity:
-            self._records.popitem(last=False)
+        self._candidates += len(record.candidates.ranks)
+        while len(self._records) > 1 and (
+            len(self._records) > self._capacity or self._candidates > self.MAX_CANDIDATES
+        ):
+            _, oldest = self._records.popitem(last=False)
+            self._candidates -= len(oldest.candidates.ranks)
 
     def get(self, placement_id: str) -> PlacementRecord | None:
         return self._records.get(placement_id)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from cache_index import CacheIndex, EventSource
+from cache_index import CacheIndex, EventSource, Holder, StreamStats, Tier, TreeNode
 from conductor.cluster import InstanceState
 from conductor.explanation import explain, summarize
 from conductor.placement import (
@@ -114,7 +115,7 @@ def make_rest_router(
         held = index.stats().residencies_by_holder
         return {
             "instances": [
-                _describe(instance, scheduler.calibration(instance).scale, held, now_s)
+                _describe(instance, scheduler.calibration(instance.instance_class).scale, held, now_s)
                 for instance in scheduler.cluster
             ]
         }
@@ -141,7 +142,7 @@ def _unknown_placement(placement_id: str) -> str:
 
 
 def _describe(
-    instance: InstanceState, prefill_scale: float, held: dict[Any, dict[Any, int]], now_s: float
+    instance: InstanceState, prefill_scale: float, held: Mapping[Holder, Mapping[Tier, int]], now_s: float
 ) -> dict[str, Any]:
     facts = instance.facts
     return {
@@ -179,18 +180,23 @@ def _describe(
     }
 
 
-def _stream(stats: Any) -> dict[str, Any]:
+def _stream(stats: StreamStats) -> dict[str, Any]:
     return {
         "instance": stats.holder.instance_id,
         "rank": stats.holder.rank,
-        **{name: getattr(stats, name) for name in stats.__slots__ if name != "holder"},
+        "state": str(stats.state),
+        **{
+            field.name: getattr(stats, field.name)
+            for field in fields(stats)
+            if field.name not in ("holder", "state")
+        },
     }
 
 
-def _node(node: Any) -> dict[str, Any]:
+def _node(node: TreeNode) -> dict[str, Any]:
     return {
-        "key": f"{node.key:016x}",
-        "parent": f"{node.parent:016x}" if node.parent else None,
+        "hash": f"{node.hash:016x}",
+        "parent": None if node.parent is None else f"{node.parent:016x}",
         "depth": node.depth,
         "holders": [
             {"instance": h.instance_id, "rank": h.rank, "tier": t.name.lower()} for h, t in node.holders

@@ -8,22 +8,20 @@ REST API and the simulator drive the same object.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
+from cache_index import CacheIndex, Tier, sequence_hashes
 from conductor.cluster import (
     Cluster,
     EngineFacts,
     Health,
-    InstanceState,
     PendingPrefill,
     RankState,
     ReportedLoad,
 )
-from conductor.costs import Ints, PrefillCalibration
+from conductor.costs import InstanceClass, Ints, PrefillCalibration
 from conductor.explanation import PlacementRecord, RecordLog
 from conductor.placement import (
     FailureKind,
@@ -37,6 +35,7 @@ from conductor.placement import (
     Usage,
 )
 from conductor.policies import Candidates, Policy
+from conductor.roster import LoadTable, Roster, make_roster
 
 # The length of an answer that nobody bounded, until it is learned: enters only decode capacity estimates.
 _ASSUMED_OUTPUT_TOKENS = 256
@@ -84,6 +83,11 @@ class Scheduler:
         self.calibrations = calibrations if calibrations is not None else {}
         self._id_prefix = id_prefix
         self._placed = 0
+        self._rosters: dict[str, Roster] = {}
+        self._loads = LoadTable()
+        for instance in cluster:
+            for rank in instance.ranks:
+                self._loads.update(rank)
         self._active: dict[str, PlacementRecord] = {}
 
     # ---- requests ----
@@ -130,9 +134,9 @@ class Scheduler:
             placement.placement_id,
             request.prompt_tokens + (request.max_output_tokens or _ASSUMED_OUTPUT_TOKENS) // 2,
         )
-        prefill.placements += 1
-        if decode is not prefill:
-            decode.placements += 1
+        for rank in {prefill.row: prefill, decode.row: decode}.values():
+            rank.placements += 1
+            self._loads.update(rank)
         self._active[placement.placement_id] = record
         self.records.add(record)
         return placement
@@ -182,11 +186,9 @@ class Scheduler:
             return
         instance.consecutive_failures += 1
         if instance.consecutive_failures >= self.suspension.after_failures and instance.health is Health.UP:
-            instance.health = Health.SUSPENDED
-            instance.health_reason = (
-                f"{instance.consecutive_failures} requests failed in a row, last: {failure.detail}"
-            )
+            reason = f"{instance.consecutive_failures} requests failed in a row, last: {failure.detail}"
             instance.suspended_until_s = now_s + self.suspension.pause_s
+            self.cluster.set_health(instance, Health.SUSPENDED, reason)
 
     def models(self) -> list[ModelCard]:
         """The models that can be asked for, aliases included."""
@@ -217,7 +219,7 @@ class Scheduler:
         """An engine answered its probe; ranks of it become holders of the index."""
         instance = self.cluster[instance_id]
         instance.facts = facts
-        instance.health, instance.health_reason = Health.UP, "answers its health check"
+        self.cluster.set_health(instance, Health.UP, "answers its health check")
         instance.consecutive_failures = 0
         for rank in instance.ranks:
             self.index.register(rank.holder)
@@ -227,7 +229,7 @@ class Scheduler:
         instance = self.cluster[instance_id]
         if instance.health is Health.DOWN:
             return
-        instance.health, instance.health_reason = Health.DOWN, reason
+        self.cluster.set_health(instance, Health.DOWN, reason)
         for rank in instance.ranks:
             self.index.clear(rank.holder)
             rank.reported = None
@@ -236,9 +238,9 @@ class Scheduler:
         """Gauges of one rank, polled from its engine."""
         self.cluster[instance_id].ranks[rank].reported = load
 
-    def calibration(self, instance: InstanceState) -> PrefillCalibration:
-        """The learned correction for this instance's class."""
-        return self.calibrations.setdefault(instance.instance_class.name, PrefillCalibration())
+    def calibration(self, instance_class: InstanceClass) -> PrefillCalibration:
+        """The learned correction for a class of instances."""
+        return self.calibrations.setdefault(instance_class.name, PrefillCalibration())
 
     @property
     def active_placements(self) -> int:
@@ -250,6 +252,7 @@ class Scheduler:
             for rank in instance.ranks:
                 assert rank.prefills.keys() <= self._active.keys(), "a prefill outlived its placement"
                 assert rank.decodes.keys() <= self._active.keys(), "a decode outlived its placement"
+                assert self._loads.active_decodes[rank.row] == len(rank.decodes), "a row is stale"
                 assert rank.context_tokens == sum(rank.decodes.values()), "context tokens drifted"
         for record in self._active.values():
             decode = self._rank(record.placement.decode.instance_id, record.placement.decode.rank)
@@ -257,80 +260,69 @@ class Scheduler:
 
     # ---- estimates ----
 
-    def _candidates(self, request: PlacementRequest, model: str, now_s: float) -> Candidates:
-        serving = [instance for instance in self.cluster if instance.serves(model)]
-        if not serving:
+    def _roster(self, request: PlacementRequest, model: str, now_s: float) -> Roster:
+        """The candidates; gathered anew only when the cluster changed, or for a retry."""
+        if request.excluded:
+            roster = make_roster(self.cluster, self.index, model, now_s, request.excluded)
+        else:
+            roster = self._rosters.get(model)
+            if roster is None or roster.version != self.cluster.version or now_s >= roster.valid_until_s:
+                roster = make_roster(self.cluster, self.index, model, now_s)
+                if roster is not None:
+                    self._rosters[model] = roster
+        if roster is None:
             raise UnknownModelError(self._why_unknown(model))
-        excluded: dict[str, str] = {}
-        ranks: list[RankState] = []
-        owners: list[InstanceState] = []
-        for instance in serving:
-            if instance.instance_id in request.excluded:
-                excluded[instance.instance_id] = "failed this request before"
-            elif not instance.is_candidate(now_s):
-                excluded[instance.instance_id] = f"{instance.health}: {instance.health_reason}"
-            else:
-                ranks.extend(instance.ranks)
-                owners.extend([instance] * len(instance.ranks))
-        overlap = self._overlap_tokens(request, model, owners, ranks)
-        n = request.prompt_tokens
-        decodes = np.array([len(r.decodes) for r in ranks], dtype=np.int64)
-        context = np.array([r.context_tokens for r in ranks], dtype=np.int64)
-        prefill_s, hand_off_s, tbt_s = (np.zeros(len(ranks)) for _ in range(3))
-        classes = np.array([o.instance_class.name for o in owners])
-        for instance_class in {o.instance_class for o in owners}:
-            of_class = classes == instance_class.name
-            scale = self.calibrations.setdefault(instance_class.name, PrefillCalibration()).scale
-            prefill_s[of_class] = scale * instance_class.prefill_s(n, overlap[of_class])
-            hand_off_s[of_class] = instance_class.hand_off_s(np.maximum(n - overlap[of_class], 0))
-            tbt_s[of_class] = instance_class.decode_step_s(decodes[of_class] + 1, context[of_class] + n)
+        return roster
+
+    def _candidates(self, request: PlacementRequest, model: str, now_s: float) -> Candidates:
+        roster = self._roster(request, model, now_s)
+        n, size, rows = request.prompt_tokens, len(roster.ranks), roster.rows
+        overlap = self._overlap_tokens(request, roster)
+        pending, decodes = self._loads.pending_prefills[rows], self._loads.active_decodes[rows]
+        context = self._loads.context_tokens[rows]
+        prefill_s, hand_off_s, tbt_s, queue_s = (np.zeros(size) for _ in range(4))
+        for instance_class, members in roster.class_groups:
+            scale = self.calibration(instance_class).scale
+            cached = overlap[members]
+            prefill_s[members] = scale * instance_class.prefill_s(n, cached)
+            hand_off_s[members] = instance_class.hand_off_s(np.maximum(n - cached, 0))
+            tbt_s[members] = instance_class.decode_step_s(decodes[members] + 1, context[members] + n)
+        for i in np.flatnonzero(pending):
+            queue_s[i] = roster.ranks[i].queue_s(now_s)
         return Candidates(
-            ranks=ranks,
-            can_prefill=_has_role(owners, Role.PREFILL),
-            can_decode=_has_role(owners, Role.DECODE),
-            is_mixed=_has_role(owners, Role.MIXED),
+            ranks=roster.ranks,
+            can_prefill=roster.can_prefill,
+            can_decode=roster.can_decode,
+            is_mixed=roster.is_mixed,
             prompt_tokens=n,
             overlap_tokens=overlap,
-            queue_s=np.array([r.queue_s(now_s) for r in ranks]),
+            queue_s=queue_s,
             prefill_s=prefill_s,
             hand_off_s=hand_off_s,
             tbt_s=tbt_s,
             context_tokens=context,
-            pending_prefills=np.array([len(r.prefills) for r in ranks], dtype=np.int64),
+            pending_prefills=pending,
             active_decodes=decodes,
-            placements=np.array([r.placements for r in ranks], dtype=np.int64),
-            excluded=excluded,
+            placements=self._loads.placements[rows],
+            excluded=roster.excluded,
             ttft_objective_s=self.objectives.ttft_s,
             tbt_objective_s=self.objectives.tbt_s,
         )
 
-    def _overlap_tokens(
-        self, request: PlacementRequest, model: str, owners: list[InstanceState], ranks: list[RankState]
-    ) -> Ints:
+    def _overlap_tokens(self, request: PlacementRequest, roster: Roster) -> Ints:
         """Usable cached prefix of each rank: a fully cached prompt still recomputes its last block."""
-        overlap = np.zeros(len(ranks), dtype=np.int64)
+        overlap = np.zeros(len(roster.ranks), dtype=np.int64)
         if not len(request.tokens):
             return overlap
-        namespaces: dict[Namespace, list[int]] = {}
-        for i, owner in enumerate(owners):
-            if owner.block_size is not None and owner.facts is not None:
-                served = owner.served_model(model)
-                namespace = Namespace(
-                    model=served.parent or served.name,
-                    block_size=owner.block_size,
-                    lora=served.name if served.parent else None,
-                    tenant=request.tenant,
-                )
-                namespaces.setdefault(namespace, []).append(i)
-        for namespace, members in namespaces.items():
-            size = namespace.block_size
+        for group in roster.cache_groups:
+            size = group.namespace.block_size
             hashes = sequence_hashes(request.tokens, size, cache_salt=request.cache_salt)
-            matched = self.index.match(namespace, hashes)
+            namespace = group.namespace
+            if request.tenant != namespace.tenant:
+                namespace = replace(namespace, tenant=request.tenant)
+            matched = self.index.match(namespace, hashes)[group.holder_ids, Tier.DEVICE]
             usable = (len(request.tokens) - 1) // size * size
-            for i in members:
-                holder_id = self.index.holder_id(ranks[i].holder)
-                if holder_id is not None:
-                    overlap[i] = min(int(matched[holder_id, Tier.DEVICE]) * size, usable)
+            overlap[group.members] = np.minimum(matched.astype(np.int64) * size, usable)
         return overlap
 
     # ---- books ----
@@ -343,8 +335,10 @@ class Scheduler:
         target = record.placement.prefill
         rank = self._rank(target.instance_id, target.rank)
         service_s = rank.end_prefill(record.placement.placement_id, now_s)
+        self._loads.update(rank)
         if learn and service_s is not None:
-            self.calibration(self.cluster[target.instance_id]).observe(record.prefill_s, service_s)
+            instance_class = self.cluster[target.instance_id].instance_class
+            self.calibration(instance_class).observe(record.prefill_s, service_s)
 
     def _succeeded(self, instance_id: str) -> None:
         instance = self.cluster.get(instance_id)
@@ -357,7 +351,9 @@ class Scheduler:
             return None
         self._end_prefill(record, now_s, learn=False)
         decode = record.placement.decode
-        self._rank(decode.instance_id, decode.rank).end_decode(placement_id)
+        rank = self._rank(decode.instance_id, decode.rank)
+        rank.end_decode(placement_id)
+        self._loads.update(rank)
         record.ended_s, record.outcome = now_s, outcome
         return record
 
@@ -380,7 +376,3 @@ class Scheduler:
 
 def _join(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def _has_role(owners: list[InstanceState], role: Role) -> NDArray[np.bool_]:
-    return np.array([owner.role is role for owner in owners], dtype=np.bool_)

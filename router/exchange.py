@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 CLIENT_CLOSED_REQUEST = 499
 _LISTED_MODELS = 20
 _DETAIL_BYTES = 300
+_NOTHING: frozenset[str] = frozenset()
 
 
 class _Unheard:
@@ -197,7 +198,6 @@ class Exchange:
         services = self.services
         self._started_s = services.clock()
         services.active.add(self)
-        services.metrics.inflight_requests.inc()
 
     def _begin(self) -> None:
         self._enter()
@@ -235,7 +235,7 @@ class Exchange:
             streamed=request.stream,
             max_output_tokens=request.max_output_tokens,
             cache_salt=request.cache_salt,
-            excluded=frozenset(failure.instance_id for failure in self._tried),
+            excluded=_excluded(self._tried),
             retry_of=previous.placement_id if previous is not None else None,
         )
         now_s = services.clock()
@@ -253,9 +253,9 @@ class Exchange:
         self.attempts += 1
         if self.attempts == 1:
             metrics = services.metrics
-            metrics.token_source[prompt.source].inc()
-            metrics.prompt_tokens.inc(prompt.prompt_tokens)
-            metrics.overlap_tokens.inc(placement.overlap_tokens)
+            metrics.token_source[prompt.source] += 1
+            metrics.prompt_tokens += prompt.prompt_tokens
+            metrics.overlap_tokens += placement.overlap_tokens
             self._fields, self._authorization = forwarded_fields(self._headers, self.request_id)
         self._prefill_answer = None
         if placement.disaggregated:
@@ -320,7 +320,7 @@ class Exchange:
         now_s = self.services.clock()
         self.services.placements.prefill_finished(placement.placement_id, now_s)
         if answer.transfer is None:
-            self.services.metrics.handoffs_without_transfer.inc()
+            self.services.metrics.handoffs_without_transfer += 1
             decode_body: bytes | bytearray = forwarded_body(request, placement.model)
         else:
             decode_body = handoff.decode_body(request, placement.model, answer.transfer)
@@ -424,7 +424,7 @@ class Exchange:
         if self.attempts >= services.settings.max_attempts:
             self._give_up(failure)
             return
-        services.metrics.retry(failure.kind.value)
+        services.metrics.retries[failure.kind] += 1
         longest_s = services.settings.retry_backoff_s * 2.0 ** (self.attempts - 1)
         delay_s = longest_s * random.uniform(0.5, 1.0)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._place)
@@ -447,7 +447,7 @@ class Exchange:
         assert placement is not None
         self._placed = False
         services.placements.failed(placement.placement_id, services.clock(), failure)
-        services.metrics.stream_failures.inc()
+        services.metrics.stream_failures += 1
         logger.warning(
             "response broke off",
             request_id=self.request_id,
@@ -567,11 +567,10 @@ class Exchange:
         self.response_complete = True
         services.active.discard(self)
         metrics = services.metrics
-        metrics.inflight_requests.dec()
         duration_s = services.clock() - self._started_s
         placement = self.placement
         model = placement.model if placement is not None else "unknown"
-        metrics.request(model, self.endpoint.value, self.status)
+        metrics.requests[model, self.endpoint, self.status] += 1
         metrics.request_s.observe(duration_s)
         if services.log_requests:
             first_byte_s = self.first_byte_s
@@ -587,6 +586,10 @@ class Exchange:
                 duration_ms=round(duration_s * 1e3, 2),
                 attempts=self.attempts,
             )
+
+
+def _excluded(tried: list[InstanceFailure]) -> frozenset[str]:
+    return frozenset([failure.instance_id for failure in tried]) if tried else _NOTHING
 
 
 def _internal_error() -> RequestError:

@@ -37,7 +37,7 @@ class FramingError(Exception):
 
 @dataclass(slots=True)
 class ResponseHead:
-    """Status line and the fields that matter here; ``fields`` are the end-to-end header lines as received."""
+    """Status line and the fields that matter here; ``fields`` are the header lines that are passed on."""
 
     status: int
     status_line: bytes
@@ -97,6 +97,8 @@ def parse_head(block: bytes) -> ResponseHead:
             head.content_type = value.strip().lower()
         elif name == b"content-encoding":
             head.encoded = value.strip().lower() not in (b"", b"identity")
+        elif name == b"x-request-id" or name.startswith(b"x-conductor-"):
+            continue  # ours take their place
         fields.append(line)
     if transfer_encoded:
         head.content_length = None  # RFC 9112 section 6.3: transfer-encoding overrides it

@@ -80,18 +80,10 @@ def placement_fields(placement: Placement, attempts: int) -> str:
 
 def response_head(head: ResponseHead, added: str, *, client_takes_chunks: bool, keep_alive: bool) -> bytes:
     """An engine's response head for the client: end-to-end lines as they were, ours added."""
-    kept: list[bytes] = []
-    for line in head.fields:
-        start = line[:17].lower()
-        if start.startswith((b"x-request-id:", b"x-conductor-")):
-            continue
-        if not client_takes_chunks and start.startswith(b"transfer-encoding"):
-            continue
-        kept.append(line + b"\r\n")
+    fields = head.fields
+    if not client_takes_chunks:
+        fields = [line for line in fields if not line[:18].lower().startswith(b"transfer-encoding:")]
     if not keep_alive:
         added += "connection: close\r\n"
-    return b"HTTP/1.1%b\r\n%b%b\r\n" % (
-        head.status_line[8:],
-        b"".join(kept),
-        added.encode("latin-1"),
-    )
+    lines = b"\r\n".join((b"HTTP/1.1" + head.status_line[8:], *fields, added.encode("latin-1")))
+    return lines + b"\r\n"

@@ -75,6 +75,7 @@ class RouterServices:
             clock=clock,
         )
         self.active: set[Exchange] = set()
+        self.metrics.inflight_requests = lambda: len(self.active)
         self.log_requests = logging.getLogger("router").isEnabledFor(logging.INFO)
         self._request_prefix = os.urandom(6).hex()
         self._request_numbers = itertools.count(1)

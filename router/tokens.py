@@ -161,7 +161,7 @@ class TokenService:
 
     def _failed(self, request: InferenceRequest, source: TokenSource, error: TokenizationError) -> None:
         if self._metrics is not None:
-            self._metrics.tokenization_failure(source)
+            self._metrics.tokenization_failures[source] += 1
         key = (request.model, source)
         if key not in self._logged and len(self._logged) < 1_000:
             self._logged.add(key)

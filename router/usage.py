@@ -9,9 +9,7 @@ from conductor.placement import Usage
 _USAGE_BYTES = 2_048  # of the object, from its start
 
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
-_OUTPUT = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
-_CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
+_COUNT = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(\d+)')
 
 NO_USAGE = Usage()
 
@@ -26,14 +24,14 @@ def usage_from_tail(tail: bytes) -> Usage:
         at = tail.rfind(b'"usage"')
         if at < 0 or _USAGE.match(tail, at) is None:
             return NO_USAGE
-    usage = tail[at : at + _USAGE_BYTES]
+    counts = dict(_COUNT.findall(tail, at, at + _USAGE_BYTES))
     return Usage(
-        prompt_tokens=_number(_PROMPT, usage),
-        output_tokens=_number(_OUTPUT, usage),
-        cached_tokens=_number(_CACHED, usage),
+        prompt_tokens=_number(counts, b"prompt_tokens"),
+        output_tokens=_number(counts, b"completion_tokens"),
+        cached_tokens=_number(counts, b"cached_tokens"),
     )
 
 
-def _number(pattern: re.Pattern[bytes], text: bytes) -> int | None:
-    match = pattern.search(text)
-    return int(match[1]) if match else None
+def _number(counts: dict[bytes, bytes], name: bytes) -> int | None:
+    digits = counts.get(name)
+    return None if digits is None else int(digits)

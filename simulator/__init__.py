@@ -3,10 +3,11 @@
 The same model over HTTP, in real time and in a process of its own, is ``python -m simulator.emulator``.
 """
 
-from simulator.engine import Engine, EngineLimits, RemoteKv, Submission
+from simulator.engine import Engine, EngineLimits
 from simulator.kv_cache import AllBlocksCleared, BlockRemoved, BlockStored, KvCache, KvEvent
 from simulator.link import SharedLink
 from simulator.performance import PROFILES, PerformanceModel
+from simulator.sequence import RemoteKv, Submission
 from simulator.traces import TraceError, TraceRecord, prompt_tokens, read_mooncake
 
 __all__ = [

@@ -21,7 +21,7 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """One request. ``hash_ids[i]`` names the whole prefix up to and including block ``i``; the last may be partial."""
+    """One request. ``hash_ids[i]`` names the prefix up to and including block ``i``."""
 
     arrival_s: float
     input_tokens: int

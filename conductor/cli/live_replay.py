@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
-from simulator.traces import TraceRequest, prompt_token_ids
+
+from simulator.traces import TraceRecord, prompt_tokens
 
 _USAGE_FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)":\s*(\d+)')
 _TAIL_BYTES = 2048
@@ -27,7 +28,6 @@ class ReplayPlan:
     model: str
     speed: float
     timeout_s: float
-    vocabulary_size: int
     max_output_tokens: int | None
 
 
@@ -63,7 +63,7 @@ class RequestResult:
 
 
 async def replay_trace(
-    plan: ReplayPlan, requests: Sequence[TraceRequest], on_done: Callable[[RequestResult], None]
+    plan: ReplayPlan, requests: Sequence[TraceRecord], on_done: Callable[[RequestResult], None]
 ) -> list[RequestResult]:
     """Send every request at its time; the results are in trace order. ``on_done`` is called as each ends."""
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
@@ -72,7 +72,7 @@ async def replay_trace(
         started_s = time.monotonic()
         first_s = requests[0].arrival_s if requests else 0.0
 
-        async def at_its_time(request: TraceRequest) -> RequestResult:
+        async def at_its_time(request: TraceRecord) -> RequestResult:
             due_s = started_s + (request.arrival_s - first_s) / plan.speed
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             result = await _send(session, plan, request)
@@ -82,14 +82,14 @@ async def replay_trace(
         return await asyncio.gather(*(at_its_time(request) for request in requests))
 
 
-async def _send(session: aiohttp.ClientSession, plan: ReplayPlan, request: TraceRequest) -> RequestResult:
+async def _send(session: aiohttp.ClientSession, plan: ReplayPlan, request: TraceRecord) -> RequestResult:
     output_tokens = max(1, request.output_tokens)
     if plan.max_output_tokens is not None:
         output_tokens = min(output_tokens, plan.max_output_tokens)
     body = orjson.dumps(
         {
             "model": plan.model,
-            "prompt": prompt_token_ids(request, plan.vocabulary_size),
+            "prompt": prompt_tokens(request),
             "max_tokens": output_tokens,
             "ignore_eos": True,
             "stream": True,

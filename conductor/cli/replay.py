@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from simulator.traces import TraceError, TraceRequest, read_mooncake_trace
 
 from conductor.cli.live_replay import ReplayPlan, RequestResult, replay_trace, report
+from simulator.traces import TraceError, TraceRecord, read_mooncake
 
 
 def replay(
@@ -32,7 +32,6 @@ def replay(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many requests.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(min=1, help="Cut longer answers.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Give a request up after this long.")] = 600.0,
-    vocabulary_size: Annotated[int, typer.Option(min=2, help="Prompt token ids are below this.")] = 4096,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on stdout instead of tables.")
     ] = False,
@@ -45,7 +44,7 @@ def replay(
     """
     console = Console(stderr=True)
     try:
-        requests = list(islice(read_mooncake_trace(trace), limit))
+        requests = list(islice(read_mooncake(trace), limit))
     except (TraceError, OSError) as error:
         console.print(f"[red]cannot read the trace:[/red] {error}")
         raise typer.Exit(2) from None
@@ -57,7 +56,6 @@ def replay(
         model=model or _first_model(console, url.rstrip("/")),
         speed=speed,
         timeout_s=timeout_s,
-        vocabulary_size=vocabulary_size,
         max_output_tokens=max_output_tokens,
     )
     started_s = time.monotonic()
@@ -81,7 +79,7 @@ def _first_model(console: Console, url: str) -> str:
         raise typer.Exit(2) from None
 
 
-def _run(console: Console, plan: ReplayPlan, requests: list[TraceRequest]) -> list[RequestResult]:
+def _run(console: Console, plan: ReplayPlan, requests: list[TraceRecord]) -> list[RequestResult]:
     failed = 0
     columns = (
         TextColumn("replaying"),

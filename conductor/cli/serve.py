@@ -41,7 +41,7 @@ from router import (
     TokenService,
     create_app,
 )
-from simulator.emulator import TOKENIZER_FOLDER
+from simulator.emulator.tokens import TOKENIZER_FOLDER
 
 _log = structlog.get_logger(__name__)
 

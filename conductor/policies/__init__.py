@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from conductor.policies.baselines import LeastLoaded, PrefixMatch, Random, RoundRobin
-from conductor.policies.candidates import Candidates, Choice, Policy
+from conductor.policies.candidates import Candidates, Choice, Flags, Policy
 from conductor.policies.slo import Slo
 
-__all__ = ["POLICIES", "Candidates", "Choice", "Policy", "make_policy"]
+__all__ = ["POLICIES", "Candidates", "Choice", "Flags", "Policy", "make_policy"]
 
 POLICIES: Final[dict[str, Callable[[], Policy]]] = {
     "slo": Slo,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from simulator.engine import Engine, Sequence, Submission
+from simulator.engine import Engine
 from simulator.kv_cache import KvEvent
+from simulator.sequence import Sequence, Submission
 
 # A step ends at the previous end plus its duration even if the loop woke late, so that lateness does not add
 # up. Debt beyond this is forgiven: after a stall the engine should not race.

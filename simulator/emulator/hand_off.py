@@ -17,8 +17,9 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from simulator.emulator.driver import RequestFailed
-from simulator.engine import Lease, Sequence
+from simulator.engine import Lease
 from simulator.link import SharedLink
+from simulator.sequence import Sequence
 
 
 class KvTransferParams(BaseModel):

@@ -28,8 +28,8 @@ from simulator.emulator.openai_api import (
     parse,
 )
 from simulator.emulator.tokens import ChatTokenizer, TemplateError
-from simulator.engine import RemoteKv, Submission
-from simulator.engine import Sequence as EngineSequence
+from simulator.sequence import RemoteKv, Submission
+from simulator.sequence import Sequence as EngineSequence
 
 # Beyond this many characters tokenization leaves the event loop (the tokenizer releases the GIL).
 LONG_TEXT = 50_000

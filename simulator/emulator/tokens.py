@@ -50,7 +50,7 @@ class ChatTokenizer:
         return entries
 
     def token_strings(self, tokens: Sequence[int]) -> list[str]:
-        return [self._tokenizer.id_to_token(token) for token in tokens]
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
 
     def render(
         self,

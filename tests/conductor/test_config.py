@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from conductor.config import ConfigError, load_config, parse_cluster_shape
+from conductor.config import Config, ConfigError, load_config, parse_cluster_shape
 from conductor.placement import Role
 
 EXAMPLE = """
@@ -83,6 +84,28 @@ def test_errors_name_file_key_and_remedy(tmp_path: Path, text: str, message: str
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the configuration file .*nothing\.yaml"):
         load_config(tmp_path / "nothing.yaml")
+
+
+def _keys(section: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in section.model_fields.items():
+        nested = [
+            a
+            for a in (field.annotation, *getattr(field.annotation, "__args__", ()))
+            if hasattr(a, "model_fields")
+        ]
+        is_list = str(field.annotation).startswith("list")
+        if nested and name != "kv_events":
+            keys += _keys(nested[0], f"{prefix}{name}{'[]' if is_list else ''}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def test_every_key_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    missing = [key for key in _keys(Config) if f"`{key}`" not in text]
+    assert not missing
 
 
 def test_cluster_shapes() -> None:

@@ -68,7 +68,7 @@ class FakeEngine:
 
     async def start(self) -> None:
         app = web.Application()
-        app.router.add_get("/health", lambda _: _answer(web.Response(status=self.health)))
+        app.router.add_get("/health", self._health)
         app.router.add_get("/{path:.*}", self._get)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
@@ -81,15 +81,14 @@ class FakeEngine:
             await self._runner.cleanup()
             self._runner = None
 
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
     async def _get(self, request: web.Request) -> web.Response:
         answer = self.answers.get(request.path)
         if answer is None:
             return web.Response(status=404)
         return web.Response(text=answer) if isinstance(answer, str) else web.json_response(answer)
-
-
-async def _answer(response: web.Response) -> web.Response:
-    return response
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ def api(scheduler) -> Iterator[TestClient]:
     app.include_router(make_rest_router(scheduler, scheduler.index, events, clock=lambda: 1.0))
     with TestClient(app) as client:
         yield client
+    events.close()
 
 
 def test_a_placement_can_be_asked_for_reported_on_and_explained(api: TestClient, scheduler) -> None:
@@ -95,10 +96,12 @@ def test_the_tree_shows_prefixes_with_their_holders(api: TestClient, scheduler) 
 def test_cluster_metrics_are_scraped_from_live_state(scheduler) -> None:
     scheduler.place(request(1024), 1.0)
     scheduler.instance_down("d2", "gone")
-    collector = ClusterCollector(scheduler, scheduler.index, VllmEventSource(scheduler.index), lambda: 1.0)
+    events = VllmEventSource(scheduler.index)
+    collector = ClusterCollector(scheduler, scheduler.index, events, lambda: 1.0)
     samples = {
         (s.name, *s.labels.values()): s.value for family in collector.collect() for s in family.samples
     }
+    events.close()
     assert samples["conductor_instance_up", "p0", "prefill"] == 1.0
     assert samples["conductor_instance_up", "d2", "decode"] == 0.0
     assert samples["conductor_active_placements",] == 1

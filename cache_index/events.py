@@ -1,0 +1,240 @@
+"""KV events in one normal form, and the decoder of vLLM's wire format (SGLang's is the same).
+
+A payload is msgpack ``[timestamp, events, data_parallel_rank]``. An event is a map with a ``type`` key
+(current engines) or an array that begins with its type (older ones, fields in the order of the maps).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_index.residency import Tier
+
+_MASK_64 = (1 << 64) - 1
+_STORED_FIELDS = (
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+)
+_REMOVED_FIELDS = ("block_hashes", "medium")
+_CLEARED_FIELDS = ("medium",)
+
+
+class MalformedEventError(ValueError):
+    """A payload or one of its events is not what the format says; ``field`` names the part at fault."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Consecutive blocks of one chain are now in a tier. Engine hashes are the engine's own, as u64."""
+
+    engine_hashes: NDArray[np.uint64]
+    parent_engine_hash: int | None
+    token_ids: NDArray[np.uint32]
+    block_size: int
+    tier: Tier = Tier.DEVICE
+    lora: str | None = None
+    extra_keys: tuple[tuple[object, ...], ...] | None = None  # per block, without the LoRA name
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """One physical copy of each block has left a tier."""
+
+    engine_hashes: NDArray[np.uint64]
+    tier: Tier = Tier.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksCleared:
+    """Everything is gone, from one tier or from all."""
+
+    tier: Tier | None = None
+
+
+Event = BlocksStored | BlocksRemoved | BlocksCleared
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """One message of a stream. ``rejected`` are events that could not be read; the others are good."""
+
+    timestamp_s: float
+    events: tuple[Event, ...]
+    rank: int | None
+    unknown_events: int
+    rejected: tuple[MalformedEventError, ...]
+
+
+_decoder = msgspec.msgpack.Decoder()
+
+
+def decode_batch(payload: bytes) -> EventBatch:
+    """Read one payload. MalformedEventError if it is no batch at all; bad events are set aside."""
+    try:
+        batch = _decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise MalformedEventError("payload", str(error)) from error
+    if not isinstance(batch, list) or len(batch) < 2:
+        raise MalformedEventError("payload", "expected an array of timestamp, events and rank")
+    timestamp_s, items = batch[0], batch[1]
+    if isinstance(timestamp_s, bool) or not isinstance(timestamp_s, int | float):
+        raise MalformedEventError("timestamp", f"expected a number, got {type(timestamp_s).__name__}")
+    if not isinstance(items, list):
+        raise MalformedEventError("events", f"expected an array, got {type(items).__name__}")
+    rank = batch[2] if len(batch) > 2 else None
+    if rank is not None and not isinstance(rank, int):
+        raise MalformedEventError("data_parallel_rank", f"expected an integer, got {type(rank).__name__}")
+
+    events: list[Event] = []
+    rejected: list[MalformedEventError] = []
+    unknown = 0
+    for item in items:
+        try:
+            event = _event(item)
+        except MalformedEventError as error:
+            rejected.append(error)
+            continue
+        if event is None:
+            unknown += 1
+        else:
+            events.append(event)
+    return EventBatch(float(timestamp_s), tuple(events), rank, unknown, tuple(rejected))
+
+
+def _event(item: object) -> Event | None:
+    """The event, None when its type is not known here."""
+    if isinstance(item, dict):
+        kind, fields = item.get("type"), item
+    elif isinstance(item, list) and item:
+        kind = item[0]
+        names = _POSITIONS.get(kind, ()) if isinstance(kind, str) else ()
+        fields = dict(zip(names, item[1:], strict=False))
+    else:
+        raise MalformedEventError("event", f"expected a map or an array, got {type(item).__name__}")
+    if not isinstance(kind, str):
+        raise MalformedEventError("type", f"expected a text, got {type(kind).__name__}")
+    if kind == "BlockRemoved":
+        return BlocksRemoved(_hashes(fields), _tier(fields) or Tier.DEVICE)
+    if kind == "BlockStored":
+        return _stored(fields)
+    if kind == "AllBlocksCleared":
+        return BlocksCleared(_tier(fields))
+    return None
+
+
+_POSITIONS = {
+    "BlockStored": _STORED_FIELDS,
+    "BlockRemoved": _REMOVED_FIELDS,
+    "AllBlocksCleared": _CLEARED_FIELDS,
+}
+
+
+def _stored(fields: dict[str, object]) -> BlocksStored:
+    hashes = _hashes(fields)
+    block_size = fields.get("block_size")
+    if not isinstance(block_size, int) or block_size <= 0:
+        raise MalformedEventError("block_size", f"expected a positive integer, got {block_size!r}")
+    tokens = fields.get("token_ids")
+    if not isinstance(tokens, list):
+        raise MalformedEventError("token_ids", f"expected an array, got {type(tokens).__name__}")
+    if len(tokens) != len(hashes) * block_size:
+        raise MalformedEventError(
+            "block_size", f"{len(tokens)} tokens are not {len(hashes)} blocks of {block_size}"
+        )
+    try:
+        token_ids = np.frombuffer(array("I", tokens), np.uint32)
+    except (TypeError, OverflowError) as error:
+        raise MalformedEventError("token_ids", str(error)) from error
+    parent = fields.get("parent_block_hash")
+    lora_id, lora_name = fields.get("lora_id"), fields.get("lora_name")
+    if lora_name is not None and not isinstance(lora_name, str):
+        raise MalformedEventError("lora_name", f"expected a text, got {type(lora_name).__name__}")
+    return BlocksStored(
+        engine_hashes=hashes,
+        parent_engine_hash=None if parent is None else _hash(parent, "parent_block_hash"),
+        token_ids=token_ids,
+        block_size=block_size,
+        tier=_tier(fields) or Tier.DEVICE,
+        # an adapter without a name still separates its blocks from those of the base model
+        lora=lora_name if lora_name is not None or lora_id is None else f"id:{lora_id}",
+        extra_keys=_extra_keys(fields.get("extra_keys"), len(hashes), (lora_name, lora_id)),
+    )
+
+
+def _extra_keys(
+    value: object, blocks: int, lora: tuple[object, object]
+) -> tuple[tuple[object, ...], ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != blocks:
+        raise MalformedEventError("extra_keys", f"expected an array of {blocks} entries")
+    if not any(value):
+        return None
+    adapter = next((key for key in lora if key is not None), None)
+    return tuple(_keys_of_block(keys, adapter) for keys in value)
+
+
+def _keys_of_block(keys: object, adapter: object) -> tuple[object, ...]:
+    if keys is None:
+        return ()
+    if not isinstance(keys, list):
+        raise MalformedEventError("extra_keys", f"expected arrays or null, got {type(keys).__name__}")
+    if adapter is not None and adapter in keys:
+        keys = list(keys)
+        keys.remove(adapter)
+    return tuple(keys)
+
+
+def _tier(fields: dict[str, object]) -> Tier | None:
+    medium = fields.get("medium")
+    if medium is None:
+        return None
+    if not isinstance(medium, str):
+        raise MalformedEventError("medium", f"expected a text, got {type(medium).__name__}")
+    try:
+        return Tier.parse(medium)
+    except ValueError as error:
+        raise MalformedEventError("medium", str(error)) from error
+
+
+def _hashes(fields: dict[str, object]) -> NDArray[np.uint64]:
+    values = fields.get("block_hashes")
+    if not isinstance(values, list):
+        raise MalformedEventError("block_hashes", f"expected an array, got {type(values).__name__}")
+    try:
+        return np.frombuffer(array("Q", values), np.uint64)  # unsigned integers, the usual case
+    except (TypeError, OverflowError):
+        return np.array([_hash(value, "block_hashes") for value in values], np.uint64)
+
+
+def _hash(value: object, field: str) -> int:
+    """Signed and unsigned integers modulo 2**64; of a digest its last eight bytes, big-endian."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if -(1 << 63) <= value <= _MASK_64:
+            return value & _MASK_64
+        raise MalformedEventError(field, f"{value} does not fit into 64 bits")
+    if isinstance(value, bytes) and len(value) >= 8:
+        return int.from_bytes(value[-8:], "big")
+    raise MalformedEventError(field, f"expected an integer or at least 8 bytes, got {value!r:.40}")
+
+
+def concatenated(hashes: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """One array of several; the only one is returned as it is."""
+    return hashes[0] if len(hashes) == 1 else np.concatenate(hashes)

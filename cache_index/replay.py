@@ -1,0 +1,217 @@
+"""The order of one stream's batches: gaps, replays and restarts. No sockets, no clock of its own.
+
+Batches carry a sequence number. Live ones come in order but may be missing; the engine's replay gives
+its last batches again. Every replay asks from the *last batch that was applied*: if the engine answers
+with that very batch, it is the same engine and what follows continues it. If the batch differs, or the
+engine has not even that many, it was restarted, and what is known of its cache is void.
+
+While a replay runs, live batches wait. A gap that a replay cannot close, and a replay that fails, void
+the stream's residencies; the stream is then *cold*: usable, but known to be incomplete.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+REPLAY_TIMEOUT_S = 5.0  # without a sign of life
+MAX_WAITING = 100_000  # live batches kept during a replay
+MAX_ATTEMPTS = 2  # replays in a row that bring nothing new
+
+StreamState = Literal["connecting", "warm", "cold"]
+
+
+class Sequencer:
+    """Decides what to apply. Effects go through the three callbacks.
+
+    ``apply(payload)`` applies a batch, ``clear()`` voids all residencies, ``request_replay(first)``
+    asks the engine for its batches from ``first`` on and says whether it can be asked at all; a new
+    request makes answers to earlier ones void.
+    """
+
+    def __init__(
+        self,
+        apply: Callable[[bytes], None],
+        clear: Callable[[], None],
+        request_replay: Callable[[int], bool],
+    ) -> None:
+        self._apply = apply
+        self._clear = clear
+        self._request_replay = request_replay
+        self._next: int | None = 0  # None: whatever comes next
+        self._last_payload: bytes | None = None  # of batch _next - 1
+        self._last_live = -1
+        self._complete = False  # everything since the engine's start, or since its last clear by us
+        self._connected = False
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._deadline_s: float | None = None  # set while a replay runs
+        self._asked = 0
+        self._answered = False  # the running replay brought a batch
+        self._attempts = 0
+        self._gap_counted = False
+        self.gaps = 0
+        self.replays = 0
+        self.batches = 0
+
+    @property
+    def state(self) -> StreamState:
+        if not self._connected or (self._deadline_s is not None and not self.batches):
+            return "connecting"
+        return "warm" if self._complete else "cold"
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence number of the last batch applied, -1 before the first."""
+        return -1 if self._next is None else self._next - 1
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the running replay is given up, None when none runs."""
+        return self._deadline_s
+
+    def connected(self, now_s: float) -> None:
+        """The live stream is up, for the first time or again: anything may have been missed."""
+        self._connected = True
+        self._attempts = 0
+        self._replay(now_s)
+
+    def disconnected(self) -> None:
+        self._connected = False
+
+    def resync(self, now_s: float) -> None:
+        """Forget everything and ask for all that the engine still has."""
+        self._void()
+        self._next = 0
+        self._last_live = -1
+        self._waiting.clear()
+        self._attempts = 0
+        self._replay(now_s)
+
+    def live(self, sequence: int, payload: bytes, now_s: float) -> None:
+        """A batch of the live stream."""
+        if self._deadline_s is None:
+            self._take(sequence, payload, now_s)
+            return
+        self._waiting.append((sequence, payload))
+        if len(self._waiting) > MAX_WAITING:
+            self._give_up(now_s)
+
+    def replayed(self, sequence: int, payload: bytes, now_s: float) -> None:
+        """A batch of the running replay."""
+        if self._deadline_s is None:
+            return
+        self._deadline_s = now_s + REPLAY_TIMEOUT_S
+        first = not self._answered
+        self._answered = True
+        known = self._next or 0
+        if first and sequence == known - 1 and self._last_payload is not None:
+            if payload != self._last_payload:
+                self._restarted(now_s)
+            return
+        if sequence < known:
+            return
+        if sequence > known:  # the engine no longer has what is missing
+            self._count_gap()
+            self._void()
+        elif sequence == 0:
+            self._complete = True
+        self._accept(sequence, payload)
+
+    def replay_ended(self, now_s: float) -> None:
+        """The engine has sent all it has."""
+        if self._deadline_s is None:
+            return
+        if not self._answered and self._last_payload is not None:
+            self._restarted(now_s)
+            return
+        self._deadline_s = None
+        if self._next == 0:
+            self._complete = True  # the engine has not published anything yet
+        self._drain(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Give up a replay whose deadline has passed."""
+        if self._deadline_s is not None and now_s >= self._deadline_s:
+            self._give_up(now_s)
+
+    def _take(self, sequence: int, payload: bytes, now_s: float) -> None:
+        if sequence <= self._last_live:
+            self._last_live = -1
+            self._waiting.appendleft((sequence, payload))
+            self._restarted(now_s)
+            return
+        if self._next is None or sequence == self._next:
+            self._last_live = sequence
+            if sequence == 0:
+                self._complete = True
+            self._accept(sequence, payload)
+        elif sequence > self._next:
+            self._count_gap()
+            self._waiting.appendleft((sequence, payload))
+            self._replay(now_s)
+        else:
+            self._last_live = sequence  # came by replay before
+
+    def _accept(self, sequence: int, payload: bytes) -> None:
+        self._next = sequence + 1
+        self._last_payload = payload
+        self._attempts = 0
+        self._gap_counted = False
+        self.batches += 1
+        self._apply(payload)
+
+    def _count_gap(self) -> None:
+        """A gap is tried several times before it is closed or given up, but counts once."""
+        self.gaps += not self._gap_counted
+        self._gap_counted = True
+
+    def _drain(self, now_s: float) -> None:
+        while self._waiting and self._deadline_s is None:
+            sequence, payload = self._waiting.popleft()
+            self._take(sequence, payload, now_s)
+
+    def _restarted(self, now_s: float) -> None:
+        """Another engine speaks. What waits is its own from its last step back on."""
+        self._void()
+        self._next = 0
+        self._last_live = -1
+        self._waiting = _after_last_step_back(self._waiting)
+        if self._waiting and self._waiting[0][0] == 0:
+            self._deadline_s = None
+            self._drain(now_s)
+        else:
+            self._replay(now_s)
+
+    def _replay(self, now_s: float) -> None:
+        self._attempts += 1
+        asked = max((self._next or 0) - (self._last_payload is not None), 0)
+        if self._attempts > MAX_ATTEMPTS or not self._request_replay(asked):
+            self._give_up(now_s)
+            return
+        self.replays += 1
+        self._answered = False
+        self._deadline_s = now_s + REPLAY_TIMEOUT_S
+
+    def _give_up(self, now_s: float) -> None:
+        """Continue with what comes, without what was missed."""
+        self._deadline_s = None
+        self._attempts = 0
+        self._void()
+        self._next = None
+        self._last_live = -1
+        self._drain(now_s)
+
+    def _void(self) -> None:
+        self._clear()
+        self._complete = False
+        self._last_payload = None
+
+
+def _after_last_step_back(waiting: deque[tuple[int, bytes]]) -> deque[tuple[int, bytes]]:
+    kept: deque[tuple[int, bytes]] = deque()
+    for sequence, payload in waiting:
+        if kept and sequence <= kept[-1][0]:
+            kept.clear()
+        kept.append((sequence, payload))
+    return kept

@@ -1,0 +1,377 @@
+"""KV event streams over ZeroMQ: one receiver thread for all engines.
+
+A live stream is a SUB socket with frames ``[topic, sequence (8 bytes, big-endian), payload]``; engines
+without topics leave the first one out. A replay is asked for on a DEALER socket with
+``[b"", first sequence]`` and answered by ``[b"", topic, sequence, payload]`` per batch, then by one with
+sequence -1. Answers are awaited in the poll loop, so an engine that does not answer delays nobody else.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from cache_index.events import MalformedEventError, decode_batch
+from cache_index.ingest import StreamIngest
+from cache_index.radix import CacheIndex
+from cache_index.replay import Sequencer, StreamState
+from cache_index.residency import Holder, UnknownHolderError
+
+log = structlog.get_logger(__name__)
+
+END_OF_REPLAY = b"\xff" * 8
+MESSAGES_PER_TURN = 128  # per socket, before the others get theirs
+RECEIVE_HIGH_WATER_MARK = 100_000
+HEARTBEAT_MS = 5_000
+IDLE_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """Where one rank of an engine publishes its KV events.
+
+    ``block_size`` None takes it from the events; ``replay_endpoint`` None: the engine cannot replay.
+    """
+
+    holder: Holder
+    model: str
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str = ""
+    block_size: int | None = None
+    tenant: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    """Counts since the stream was added. ``cold``: usable, but residencies may be missing."""
+
+    holder: Holder
+    state: StreamState
+    last_seq: int
+    batches: int
+    events: int
+    gaps: int
+    replays: int
+    malformed_frames: int
+    malformed_events: int
+    unknown_events: int
+    unresolved_blocks: int
+    last_event_at_s: float | None  # on the source's clock
+
+
+class _Stream:
+    """Sockets and state of one stream. Only the receiver thread touches the sockets."""
+
+    def __init__(self, config: StreamConfig, index: CacheIndex) -> None:
+        self.config = config
+        self.ingest = StreamIngest(
+            index, config.holder, config.model, tenant=config.tenant, block_size=config.block_size
+        )
+        self.sequencer = Sequencer(self._apply, self.ingest.clear, self._request_replay)
+        self.subscriber: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+        self.dealer: zmq.Socket[bytes] | None = None
+        self.removed = False
+        self.malformed_frames = 0
+        self.last_event_at_s: float | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+        self.subscriber = context.socket(zmq.SUB)
+        self.subscriber.setsockopt(zmq.LINGER, 0)
+        self.subscriber.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
+        self.subscriber.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self.subscriber.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+        self.subscriber.setsockopt(zmq.SUBSCRIBE, self.config.topic.encode())
+        # The monitor tells of a new connection even when no event follows; what was published while
+        # there was none is then asked for.
+        self.monitor = self.subscriber.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self.subscriber.connect(self.config.endpoint)
+
+    def close(self) -> None:
+        self.close_dealer()
+        if self.subscriber is not None:
+            if self.monitor is not None:
+                self.subscriber.disable_monitor()
+                self.monitor.close(0)
+            self.subscriber.close(0)
+        self.subscriber = self.monitor = None
+
+    def close_dealer(self) -> None:
+        if self.dealer is not None:
+            self.dealer.close(0)
+            self.dealer = None
+
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        """In the order in which they must be served: a reconnection before what came after it."""
+        return [each for each in (self.monitor, self.dealer, self.subscriber) if each is not None]
+
+    def serve(self, ready: zmq.Socket[bytes], now_s: float) -> None:
+        """Take what one socket has, up to a limit."""
+        for _ in range(MESSAGES_PER_TURN):
+            if ready.closed:  # a replay that was ended or begun anew
+                return
+            try:
+                if ready is self.monitor:
+                    self._monitored(recv_monitor_message(ready, zmq.NOBLOCK)["event"], now_s)
+                elif ready is self.dealer:
+                    self._replayed(ready.recv_multipart(zmq.NOBLOCK), now_s)
+                else:
+                    self._live(ready.recv_multipart(zmq.NOBLOCK), now_s)
+            except zmq.Again:
+                return
+            if self.sequencer.deadline_s is None:
+                self.close_dealer()
+
+    def tick(self, now_s: float) -> None:
+        self.sequencer.tick(now_s)
+        if self.sequencer.deadline_s is None:
+            self.close_dealer()
+
+    def _monitored(self, event: int, now_s: float) -> None:
+        if event == zmq.EVENT_DISCONNECTED:
+            self.sequencer.disconnected()
+        else:
+            self.sequencer.connected(now_s)
+
+    def _live(self, frames: list[bytes], now_s: float) -> None:
+        self.last_event_at_s = now_s
+        if len(frames) < 2 or len(frames[-2]) != 8:
+            self._malformed("frames", f"expected topic, 8 bytes and a payload, got {len(frames)} frames")
+            return
+        self.sequencer.live(int.from_bytes(frames[-2], "big"), frames[-1], now_s)
+
+    def _replayed(self, frames: list[bytes], now_s: float) -> None:
+        if len(frames) < 2 or len(frames[-2]) != 8:
+            self._malformed("replay frames", f"expected 8 bytes and a payload, got {len(frames)} frames")
+        elif frames[-2] == END_OF_REPLAY:
+            self.sequencer.replay_ended(now_s)
+        else:
+            self.sequencer.replayed(int.from_bytes(frames[-2], "big"), frames[-1], now_s)
+
+    def _apply(self, payload: bytes) -> None:
+        try:
+            self.ingest.apply(decode_batch(payload))
+        except MalformedEventError as error:
+            self._malformed(error.field, error.reason)
+        except UnknownHolderError:
+            log.debug("kv_stream.holder_unregistered", holder=self.config.holder)
+
+    def _malformed(self, field: str, reason: str) -> None:
+        self.malformed_frames += 1
+        if self.malformed_frames == 1:
+            log.warning(
+                "kv_stream.malformed_frame", holder=self.config.holder, field=field, reason=reason[:200]
+            )
+
+    def _request_replay(self, first: int) -> bool:
+        self.close_dealer()
+        if self.config.replay_endpoint is None or self._context is None:
+            return False
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        try:
+            dealer.connect(self.config.replay_endpoint)
+            dealer.send_multipart([b"", struct.pack(">Q", first)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.warning("kv_stream.replay_failed", holder=self.config.holder, reason=str(error))
+            dealer.close(0)
+            return False
+        self.dealer = dealer
+        return True
+
+    def stats(self) -> StreamStats:
+        counters, sequencer = self.ingest.counters, self.sequencer
+        return StreamStats(
+            holder=self.config.holder,
+            state=sequencer.state,
+            last_seq=sequencer.last_sequence,
+            batches=sequencer.batches,
+            events=counters.events,
+            gaps=sequencer.gaps,
+            replays=sequencer.replays,
+            malformed_frames=self.malformed_frames,
+            malformed_events=counters.malformed_events,
+            unknown_events=counters.unknown_events,
+            unresolved_blocks=counters.unresolved_blocks,
+            last_event_at_s=self.last_event_at_s,
+        )
+
+
+class VllmEventSource:
+    """Keeps an index in step with the KV events of vLLM-compatible engines."""
+
+    def __init__(self, index: CacheIndex, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._index = index
+        self._clock = clock
+        self._lock = threading.RLock()  # held while a batch is applied, so that a removal is final
+        self._streams: dict[Holder, _Stream] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._poller = zmq.Poller()
+        self._owners: dict[zmq.Socket[bytes], _Stream] = {}
+
+    def start(self) -> None:
+        """Start the receiver thread."""
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._receive, name="kv-events", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop the receiver thread and close all sockets. What the index holds stays."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def add_stream(self, config: StreamConfig) -> None:
+        """Follow a stream; its holder is registered. A stream of the same holder is replaced."""
+        self.remove_stream(config.holder)
+        self._index.register(config.holder)
+        stream = _Stream(config, self._index)
+        with self._lock:
+            self._streams[config.holder] = stream
+        self._order(lambda: self._open(stream))
+
+    def remove_stream(self, holder: Holder) -> None:
+        """Stop following a stream and drop what it reported: without events it would become wrong."""
+        with self._lock:
+            stream = self._streams.pop(holder, None)
+            if stream is None:
+                return
+            stream.removed = True
+            self._index.clear(holder)
+        self._order(lambda: self._close(stream))
+
+    def resync(self, holder: Holder) -> None:
+        """The engine came back or lost its cache: forget what it reported and ask for everything."""
+        with self._lock:
+            stream = self._streams.get(holder)
+            if stream is None:
+                return
+            stream.ingest.clear()
+        self._order(lambda: self._resync(stream))
+
+    def stream_stats(self) -> list[StreamStats]:
+        with self._lock:
+            return [stream.stats() for stream in self._streams.values()]
+
+    def _order(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_sender.send(b"\0")
+        except BlockingIOError:
+            pass  # enough wake-ups are on their way
+
+    def _receive(self) -> None:
+        self._context = zmq.Context()
+        self._poller.register(self._wake_receiver, zmq.POLLIN)
+        timeout_ms = IDLE_MS
+        try:
+            while not self._closed:
+                ready = dict(self._poller.poll(timeout_ms))
+                if ready.pop(self._wake_receiver.fileno(), None):
+                    self._run_commands()
+                served = self._serve(ready)
+                reclaiming = not served and self._index.reclaim()
+                timeout_ms = 0 if reclaiming else self._timeout_ms()
+        finally:
+            for stream in {*self._owners.values()}:
+                stream.close()
+            self._context.destroy(0)
+
+    def _run_commands(self) -> None:
+        while True:
+            try:
+                if len(self._wake_receiver.recv(4096)) < 4096:
+                    break
+            except BlockingIOError:
+                break
+        while self._commands:
+            with self._lock:
+                self._commands.popleft()()
+
+    def _serve(self, ready: dict[object, int]) -> bool:
+        streams = {id(owner): owner for each in ready if (owner := self._owners.get(each))}  # type: ignore[call-overload]
+        for stream in streams.values():
+            with self._lock:
+                if stream.removed:
+                    continue
+                for each in stream.sockets():
+                    if each in ready:
+                        stream.serve(each, self._clock())
+                self._watch(stream)
+        now_s = self._clock()
+        for stream in list(self._streams.values()):
+            if stream.sequencer.deadline_s is not None and now_s >= stream.sequencer.deadline_s:
+                with self._lock:
+                    stream.tick(now_s)
+                    self._watch(stream)
+        return bool(streams)
+
+    def _timeout_ms(self) -> int:
+        deadlines = [
+            stream.sequencer.deadline_s
+            for stream in list(self._streams.values())
+            if stream.sequencer.deadline_s is not None
+        ]
+        if not deadlines:
+            return IDLE_MS
+        return min(IDLE_MS, max(1, int(1000 * (min(deadlines) - self._clock())) + 1))
+
+    def _watch(self, stream: _Stream) -> None:
+        """Poll exactly the stream's present sockets."""
+        present = stream.sockets()
+        for each in [known for known, owner in self._owners.items() if owner is stream]:
+            if each not in present:
+                self._poller.unregister(each)
+                del self._owners[each]
+        for each in present:
+            if each not in self._owners:
+                self._poller.register(each, zmq.POLLIN)
+                self._owners[each] = stream
+
+    def _open(self, stream: _Stream) -> None:
+        if stream.removed:
+            return
+        try:
+            stream.open(self._context)
+        except zmq.ZMQError as error:
+            log.error("kv_stream.not_opened", endpoint=stream.config.endpoint, reason=str(error))
+            stream.close()
+        self._watch(stream)
+
+    def _close(self, stream: _Stream) -> None:
+        for each in stream.sockets():
+            if self._owners.pop(each, None) is not None:
+                self._poller.unregister(each)
+        stream.close()
+
+    def _resync(self, stream: _Stream) -> None:
+        if not stream.removed:
+            stream.sequencer.resync(self._clock())
+            self._watch(stream)

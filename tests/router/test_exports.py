@@ -1,0 +1,36 @@
+"""The names that the package offers."""
+
+import subprocess
+import sys
+
+import router
+
+
+def test_exported_names() -> None:
+    assert set(router.__all__) == {
+        "PROTOCOLS",
+        "EngineTokenizer",
+        "FrontDoorProtocol",
+        "FrontDoorServer",
+        "HandoffError",
+        "HandoffProtocol",
+        "PlacementService",
+        "PrefillAnswer",
+        "PromptTokenizer",
+        "RequestError",
+        "RouterMetrics",
+        "RouterServices",
+        "RouterSettings",
+        "TokenService",
+        "create_app",
+        "front_door_protocol",
+        "handoff_protocol",
+        "serve",
+    }
+    assert all(hasattr(router, name) for name in router.__all__)
+
+
+def test_router_workers_stay_light() -> None:
+    heavy = "{'numba', 'llvmlite', 'cache_index', 'simulator', 'ortools'} & set(sys.modules)"
+    program = f"import sys, router; sys.exit(str({heavy}) if {heavy} else 0)"
+    subprocess.run([sys.executable, "-c", program], check=True)
