@@ -1,26 +1,43 @@
 """What is cached where: block hashes, the radix index of residencies, and the events that feed it."""
 
 from cache_index.event_source import EventSource
+from cache_index.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    EventBatch,
+    MalformedEventError,
+    decode_batch,
+)
 from cache_index.hashing import Namespace, chain_hashes, fold_extra_keys, sequence_hashes
+from cache_index.ingest import IngestCounters, StreamIngest
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, IndexStats, Tier, TreeNode, UnknownHolderError
 from cache_index.self_check import KernelError, warm
 from cache_index.zmq_source import StreamConfig, StreamStats, VllmEventSource
 
 __all__ = [
+    "BlocksCleared",
+    "BlocksRemoved",
+    "BlocksStored",
     "CacheIndex",
+    "EventBatch",
     "EventSource",
     "Holder",
     "IndexStats",
+    "IngestCounters",
     "KernelError",
+    "MalformedEventError",
     "Namespace",
     "StreamConfig",
+    "StreamIngest",
     "StreamStats",
     "Tier",
     "TreeNode",
     "UnknownHolderError",
     "VllmEventSource",
     "chain_hashes",
+    "decode_batch",
     "fold_extra_keys",
     "sequence_hashes",
     "warm",

@@ -97,9 +97,7 @@ class StreamIngest:
             return
         hashes = chain_hashes(event.token_ids, event.block_size, parent=parent, folds=folds)
         engine_keys = event.engine_hashes ^ self._domain
-        self._index.store_linked(
-            self._holder, event.tier, namespace, hashes, engine_keys, parent=parent
-        )
+        self._index.store_linked(self._holder, event.tier, namespace, hashes, engine_keys, parent=parent)
 
     def _remove(self, events: Sequence[BlocksRemoved]) -> None:
         engine_keys = concatenated([event.engine_hashes for event in events]) ^ self._domain

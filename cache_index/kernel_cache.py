@@ -39,9 +39,10 @@ def cache_directory(source: Path) -> Path:
 
 def cached_njit(function: Callable[..., Any], directory: Path) -> Any:
     """``numba.njit`` with its cache in ``directory``; the process-wide setting is left as it was."""
-    previous = config.CACHE_DIR
-    config.CACHE_DIR = str(directory)
+    settings: Any = config
+    previous = settings.CACHE_DIR
+    settings.CACHE_DIR = str(directory)
     try:
         return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     finally:
-        config.CACHE_DIR = previous
+        settings.CACHE_DIR = previous

@@ -86,7 +86,12 @@ ZOBRIST, REFERENCES, MEMBERS, STORAGE = 0, 8, 16, 24  # STORAGE: row in SMALL_PO
 # --- machine words -----------------------------------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+def instruction(function: Callable[..., Any]) -> Any:
+    """A function that becomes the machine code its ``generate`` emits."""
+    return intrinsic(function)
+
+
+@instruction
 def load64(_context: Any, address: Any) -> Any:
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=4)
@@ -94,7 +99,7 @@ def load64(_context: Any, address: Any) -> Any:
     return types.uint64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def load32(_context: Any, address: Any) -> Any:
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         word = builder.load(builder.inttoptr(arguments[0], ir.IntType(32).as_pointer()), align=4)
@@ -103,7 +108,7 @@ def load32(_context: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def save64(_context: Any, address: Any, value: Any) -> Any:
     def generate(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=4)
@@ -112,7 +117,7 @@ def save64(_context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def save32(_context: Any, address: Any, value: Any) -> Any:
     def generate(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         word = builder.trunc(arguments[1], ir.IntType(32))
@@ -122,7 +127,7 @@ def save32(_context: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def prefetch(_context: Any, address: Any) -> Any:
     def generate(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         i32 = ir.IntType(32)
@@ -136,7 +141,7 @@ def prefetch(_context: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def leading_zeros(_context: Any, word: Any) -> Any:
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -144,7 +149,7 @@ def leading_zeros(_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def trailing_zeros(_context: Any, word: Any) -> Any:
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -152,7 +157,7 @@ def trailing_zeros(_context: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def swap_bytes(_context: Any, word: Any) -> Any:
     def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bswap(arguments[0])
@@ -160,7 +165,7 @@ def swap_bytes(_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def multiply_fold(_context: Any, a: Any, b: Any) -> Any:
     """Low half xor high half of the 128-bit product."""
 
@@ -173,7 +178,7 @@ def multiply_fold(_context: Any, a: Any, b: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def words_at(_context: Any, address: Any) -> Any:
     """A pointer that can be indexed. Unlike an array it is passed on without counting references."""
 
@@ -183,7 +188,7 @@ def words_at(_context: Any, address: Any) -> Any:
     return types.CPointer(types.int64)(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@instruction
 def secret_at(_context: Any, address: Any) -> Any:
     """Like words_at, unsigned."""
 
@@ -1278,16 +1283,25 @@ def has_live_member(state, set_id):  # type: ignore[no-untyped-def]
     return False
 
 
-@kernel(_STATE, _INT, _INT, _INT, _INT, _OUT_U64)
-def nodes_by_depth(address, low, high, start, positions, nodes):  # type: ignore[no-untyped-def]
+@kernel(_STATE, _INT, _OUT_U64)
+def count_by_depth(address, positions, counts):  # type: ignore[no-untyped-def]
+    """Count the nodes in the first ``positions`` of NODES per depth; the last count takes all deeper."""
+    state = words_at(address)
+    for position in range(min(positions, state[NODES + MASK] + 1)):
+        value = load64(state[NODES + ENTRIES] + position * NODE_BYTES + 8)
+        if value != ZERO and has_live_member(state, np.int64(value & SET_ID_BITS)):
+            counts[min(np.int64(value >> u64(32)), counts.shape[0] - 1)] += ONE
+
+
+@kernel(_STATE, _INT, _INT, _INT, _OUT_U64)
+def nodes_by_depth(address, positions, low, high, nodes):  # type: ignore[no-untyped-def]
     """Collect nodes with low <= depth < high as (key, depth, parent key) triples in ``nodes``.
 
-    Looks at ``positions`` positions of NODES from ``start`` on and stops when ``nodes`` is full;
-    returns the number of nodes.
+    Looks at the first ``positions`` of NODES and stops when ``nodes`` is full; returns their number.
     """
     state = words_at(address)
     count = 0
-    for position in range(start, min(start + positions, state[NODES + MASK] + 1)):
+    for position in range(min(positions, state[NODES + MASK] + 1)):
         if 3 * count + 3 > nodes.shape[0]:
             break
         entry = state[NODES + ENTRIES] + position * NODE_BYTES

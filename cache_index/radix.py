@@ -22,7 +22,8 @@ from cache_index.slots import Slots
 
 RECLAIM_POSITIONS = 1 << 14
 TREE_POSITIONS = 1 << 20  # positions a tree view looks at, so that it holds the lock for milliseconds
-_TREE_DEPTHS = (0, 1, 4, 16, 256, 1 << 33)
+TREE_DEPTHS = 64  # depths a tree view tells apart when it must choose
+ANY_DEPTH = 1 << 33
 _NO_KEYS = np.empty(0, np.uint64)
 
 
@@ -77,7 +78,9 @@ class CacheIndex:
         with self._lock:
             slot = self._slots.of(holder, tier)
             address, done = self._arrays.address, 0
-            while (done := k.store(address, slot, hashes, engine_keys, domain, parent_hash, done)) < len(hashes):
+            while (done := k.store(address, slot, hashes, engine_keys, domain, parent_hash, done)) < len(
+                hashes
+            ):
                 self._arrays.make_room()
             self._slots.maintain(len(hashes))
 
@@ -103,6 +106,7 @@ class CacheIndex:
                 return 0
             done, unknown = 0, 0
             while True:
+                missed: int
                 done, missed = k.remove_linked(self._arrays.address, slot, engine_keys, done)
                 unknown += missed
                 if done == len(engine_keys):
@@ -178,17 +182,23 @@ class CacheIndex:
         Looks at a bounded part of the table: of an index with more than a million blocks, and while it
         grows, this is a sample.
         """
-        nodes: list[TreeNode] = []
         with self._lock:
+            counts = np.zeros(TREE_DEPTHS, np.uint64)
+            k.count_by_depth(self._arrays.address, TREE_POSITIONS, counts)
+            fitting = int(np.searchsorted(np.cumsum(counts), limit, side="right"))
+            whole = min(fitting, TREE_DEPTHS - 1)  # depths shown in full; of the next one what still fits
+            found = self._nodes_between(0, whole, limit)
+            beyond = whole + 1 if whole < TREE_DEPTHS - 1 else ANY_DEPTH
+            found += self._nodes_between(whole, beyond, limit - len(found))
             slots = np.empty(self._arrays.slot_capacity, np.uint64)
-            for low, high in zip(_TREE_DEPTHS, _TREE_DEPTHS[1:], strict=False):
-                triples = np.empty(3 * (limit - len(nodes)), np.uint64)
-                if len(triples) == 0:
-                    break
-                count = k.nodes_by_depth(self._arrays.address, low, high, 0, TREE_POSITIONS, triples)
-                found = triples.reshape(-1, 3)[:count].tolist()
-                nodes += [self._node(*each, slots) for each in sorted(found, key=lambda each: each[1])]
-        return nodes
+            return [self._node(key, depth, parent, slots) for key, depth, parent in found]
+
+    def _nodes_between(self, low: int, high: int, limit: int) -> list[list[int]]:
+        """(key, depth, parent key) of nodes with low <= depth < high, by depth."""
+        triples = np.empty(3 * limit, np.uint64)
+        count = k.nodes_by_depth(self._arrays.address, TREE_POSITIONS, low, high, triples)
+        found: list[list[int]] = triples.reshape(-1, 3)[:count].tolist()
+        return sorted(found, key=lambda triple: triple[1])
 
     def _node(self, key: int, depth: int, parent: int, slots: NDArray[np.uint64]) -> TreeNode:
         count = k.slots_of_node(self._arrays.address, np.uint64(key), slots)

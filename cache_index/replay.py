@@ -44,6 +44,7 @@ class Sequencer:
         self._last_live = -1
         self._complete = False  # everything since the engine's start, or since its last clear by us
         self._connected = False
+        self._was_connected = False
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._deadline_s: float | None = None  # set while a replay runs
         self._asked = 0
@@ -61,6 +62,10 @@ class Sequencer:
         return "warm" if self._complete else "cold"
 
     @property
+    def was_connected(self) -> bool:
+        return self._was_connected
+
+    @property
     def last_sequence(self) -> int:
         """Sequence number of the last batch applied, -1 before the first."""
         return -1 if self._next is None else self._next - 1
@@ -72,7 +77,9 @@ class Sequencer:
 
     def connected(self, now_s: float) -> None:
         """The live stream is up, for the first time or again: anything may have been missed."""
-        self._connected = True
+        if self._was_connected:
+            self._waiting.clear()  # perhaps of another engine; what this one has published, it replays
+        self._connected = self._was_connected = True
         self._attempts = 0
         self._replay(now_s)
 
@@ -88,6 +95,10 @@ class Sequencer:
         self._attempts = 0
         self._replay(now_s)
 
+    def doubt(self) -> None:
+        """What was applied may be wrong: void it, and continue with what comes."""
+        self._void()
+
     def live(self, sequence: int, payload: bytes, now_s: float) -> None:
         """A batch of the live stream."""
         if self._deadline_s is None:
@@ -102,18 +113,20 @@ class Sequencer:
         if self._deadline_s is None:
             return
         self._deadline_s = now_s + REPLAY_TIMEOUT_S
-        first = not self._answered
-        self._answered = True
         known = self._next or 0
-        if first and sequence == known - 1 and self._last_payload is not None:
+        unproven = not self._answered and self._last_payload is not None
+        if sequence == known - 1 and unproven:
+            self._answered = True
             if payload != self._last_payload:
                 self._restarted(now_s)
             return
         if sequence < known:
             return
-        if sequence > known:  # the engine no longer has what is missing
-            self._count_gap()
+        self._answered = True
+        if sequence > known or unproven:  # the engine no longer has what is missing, or what is known
             self._void()
+        if sequence > known:
+            self._count_gap()
         elif sequence == 0:
             self._complete = True
         self._accept(sequence, payload)

@@ -26,11 +26,11 @@ class Tier(IntEnum):
 
 
 _MEDIA = {
-    **{name: Tier.DEVICE for name in ("DEVICE", "GPU", "HBM", "NPU", "XPU", "TPU")},
-    **{name: Tier.HOST for name in ("HOST", "CPU", "CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "DRAM", "MEMORY")},
-    **{name: Tier.DISK for name in ("DISK", "NVME", "SSD", "FILE", "LOCAL_DISK")},
-    **{name: Tier.POD for name in ("POD", "CMX")},
-    **{name: Tier.REMOTE for name in ("REMOTE", "EXTERNAL", "NETWORK", "OBJECT", "S3", "STORAGE")},
+    **dict.fromkeys(("DEVICE", "GPU", "HBM", "NPU", "XPU", "TPU"), Tier.DEVICE),
+    **dict.fromkeys(("HOST", "CPU", "CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "DRAM", "MEMORY"), Tier.HOST),
+    **dict.fromkeys(("DISK", "NVME", "SSD", "FILE", "LOCAL_DISK"), Tier.DISK),
+    **dict.fromkeys(("POD", "CMX"), Tier.POD),
+    **dict.fromkeys(("REMOTE", "EXTERNAL", "NETWORK", "OBJECT", "S3", "STORAGE"), Tier.REMOTE),
 }
 
 

@@ -14,7 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 import zmq
@@ -81,6 +83,7 @@ class _Stream:
         self.subscriber: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         self.dealer: zmq.Socket[bytes] | None = None
+        self.watched: list[zmq.Socket[bytes]] = []
         self.removed = False
         self.malformed_frames = 0
         self.last_event_at_s: float | None = None
@@ -116,36 +119,61 @@ class _Stream:
             self.dealer = None
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """In the order in which they must be served: a reconnection before what came after it."""
         return [each for each in (self.monitor, self.dealer, self.subscriber) if each is not None]
 
-    def serve(self, ready: zmq.Socket[bytes], now_s: float) -> None:
-        """Take what one socket has, up to a limit."""
-        for _ in range(MESSAGES_PER_TURN):
-            if ready.closed:  # a replay that was ended or begun anew
-                return
-            try:
-                if ready is self.monitor:
-                    self._monitored(recv_monitor_message(ready, zmq.NOBLOCK)["event"], now_s)
-                elif ready is self.dealer:
-                    self._replayed(ready.recv_multipart(zmq.NOBLOCK), now_s)
-                else:
-                    self._live(ready.recv_multipart(zmq.NOBLOCK), now_s)
-            except zmq.Again:
-                return
-            if self.sequencer.deadline_s is None:
-                self.close_dealer()
+    def serve(self, now_s: float) -> None:
+        """Take what the sockets have, up to a limit.
+
+        Live messages are received before connections are looked at and applied after, so that a message
+        of a new connection is never taken for one of the old. On a new connection those at hand are
+        dropped: nobody knows which side of it they are from, and the replay brings what counts.
+        """
+        if self.subscriber is None:
+            return
+        live = self._received(self.subscriber)
+        reconnected = self.sequencer.was_connected
+        if not (self._serve_monitor(now_s) and reconnected):
+            for frames in live:
+                self._live(frames, now_s)
+        if self.dealer is not None:
+            self._serve_replay(self.dealer, now_s)
+        self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
+        """Give up an overdue replay; drop the socket of one that is over."""
         self.sequencer.tick(now_s)
         if self.sequencer.deadline_s is None:
             self.close_dealer()
 
-    def _monitored(self, event: int, now_s: float) -> None:
-        if event == zmq.EVENT_DISCONNECTED:
-            self.sequencer.disconnected()
-        else:
-            self.sequencer.connected(now_s)
+    def _received(self, source: zmq.Socket[bytes]) -> list[list[bytes]]:
+        messages: list[list[bytes]] = []
+        with suppress(zmq.Again):
+            while len(messages) < MESSAGES_PER_TURN:
+                messages.append(source.recv_multipart(zmq.NOBLOCK))
+        return messages
+
+    def _serve_monitor(self, now_s: float) -> bool:
+        """Whether a connection came up."""
+        connected = False
+        with suppress(zmq.Again):
+            while self.monitor is not None:
+                if recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"] == zmq.EVENT_DISCONNECTED:
+                    self.sequencer.disconnected()
+                else:
+                    self.sequencer.connected(now_s)
+                    connected = True
+        return connected
+
+    def _serve_replay(self, dealer: zmq.Socket[bytes], now_s: float) -> None:
+        for frames in self._received(dealer):
+            if dealer is not self.dealer:  # another replay was asked for meanwhile
+                return
+            if len(frames) < 2 or len(frames[-2]) != 8:
+                self._malformed("replay frames", f"expected 8 bytes and a payload, got {len(frames)} frames")
+            elif frames[-2] == END_OF_REPLAY:
+                self.sequencer.replay_ended(now_s)
+            else:
+                self.sequencer.replayed(int.from_bytes(frames[-2], "big"), frames[-1], now_s)
 
     def _live(self, frames: list[bytes], now_s: float) -> None:
         self.last_event_at_s = now_s
@@ -153,14 +181,6 @@ class _Stream:
             self._malformed("frames", f"expected topic, 8 bytes and a payload, got {len(frames)} frames")
             return
         self.sequencer.live(int.from_bytes(frames[-2], "big"), frames[-1], now_s)
-
-    def _replayed(self, frames: list[bytes], now_s: float) -> None:
-        if len(frames) < 2 or len(frames[-2]) != 8:
-            self._malformed("replay frames", f"expected 8 bytes and a payload, got {len(frames)} frames")
-        elif frames[-2] == END_OF_REPLAY:
-            self.sequencer.replay_ended(now_s)
-        else:
-            self.sequencer.replayed(int.from_bytes(frames[-2], "big"), frames[-1], now_s)
 
     def _apply(self, payload: bytes) -> None:
         try:
@@ -226,7 +246,8 @@ class VllmEventSource:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._poller = zmq.Poller()
-        self._owners: dict[zmq.Socket[bytes], _Stream] = {}
+        self._owners: dict[Any, _Stream] = {}
+        self._replaying: set[_Stream] = set()
 
     def start(self) -> None:
         """Start the receiver thread."""
@@ -282,10 +303,8 @@ class VllmEventSource:
         self._wake()
 
     def _wake(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # enough wake-ups are on their way
             self._wake_sender.send(b"\0")
-        except BlockingIOError:
-            pass  # enough wake-ups are on their way
 
     def _receive(self) -> None:
         self._context = zmq.Context()
@@ -315,45 +334,43 @@ class VllmEventSource:
             with self._lock:
                 self._commands.popleft()()
 
-    def _serve(self, ready: dict[object, int]) -> bool:
-        streams = {id(owner): owner for each in ready if (owner := self._owners.get(each))}  # type: ignore[call-overload]
-        for stream in streams.values():
+    def _serve(self, ready: dict[Any, int]) -> bool:
+        """Serve the streams with something to read and those whose replay is overdue."""
+        waiting = {owner for each in ready if (owner := self._owners.get(each)) is not None}
+        now_s = self._clock()
+        for stream in waiting | self._replaying:
             with self._lock:
                 if stream.removed:
                     continue
-                for each in stream.sockets():
-                    if each in ready:
-                        stream.serve(each, self._clock())
+                try:
+                    stream.serve(now_s)
+                except Exception:
+                    # A fault of ours must not stop the other streams; what this one has is in doubt.
+                    log.exception("kv_stream.failed", holder=stream.config.holder)
+                    stream.sequencer.doubt()
                 self._watch(stream)
-        now_s = self._clock()
-        for stream in list(self._streams.values()):
-            if stream.sequencer.deadline_s is not None and now_s >= stream.sequencer.deadline_s:
-                with self._lock:
-                    stream.tick(now_s)
-                    self._watch(stream)
-        return bool(streams)
+        return bool(waiting)
 
     def _timeout_ms(self) -> int:
-        deadlines = [
-            stream.sequencer.deadline_s
-            for stream in list(self._streams.values())
-            if stream.sequencer.deadline_s is not None
-        ]
+        deadlines = [each for stream in self._replaying if (each := stream.sequencer.deadline_s) is not None]
         if not deadlines:
             return IDLE_MS
         return min(IDLE_MS, max(1, int(1000 * (min(deadlines) - self._clock())) + 1))
 
     def _watch(self, stream: _Stream) -> None:
-        """Poll exactly the stream's present sockets."""
+        """Poll exactly the stream's present sockets, and mind its deadline."""
         present = stream.sockets()
-        for each in [known for known, owner in self._owners.items() if owner is stream]:
-            if each not in present:
-                self._poller.unregister(each)
-                del self._owners[each]
-        for each in present:
-            if each not in self._owners:
-                self._poller.register(each, zmq.POLLIN)
-                self._owners[each] = stream
+        for gone in [each for each in stream.watched if each not in present]:
+            self._poller.unregister(gone)
+            del self._owners[gone]
+        for new in [each for each in present if each not in stream.watched]:
+            self._poller.register(new, zmq.POLLIN)
+            self._owners[new] = stream
+        stream.watched = present
+        if stream.sequencer.deadline_s is None:
+            self._replaying.discard(stream)
+        else:
+            self._replaying.add(stream)
 
     def _open(self, stream: _Stream) -> None:
         if stream.removed:
@@ -366,10 +383,9 @@ class VllmEventSource:
         self._watch(stream)
 
     def _close(self, stream: _Stream) -> None:
-        for each in stream.sockets():
-            if self._owners.pop(each, None) is not None:
-                self._poller.unregister(each)
         stream.close()
+        self._watch(stream)
+        self._replaying.discard(stream)
 
     def _resync(self, stream: _Stream) -> None:
         if not stream.removed:

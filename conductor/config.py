@@ -28,6 +28,12 @@ Positive = Annotated[float, Field(gt=0)]
 PortNumber = Annotated[int, Field(ge=0, le=65535)]
 
 
+def _catalogued(name: str) -> str:
+    if name not in CATALOGUE:
+        raise ValueError(f"unknown instance class {name!r}; known: {', '.join(CATALOGUE)}")
+    return name
+
+
 class ConfigError(Exception):
     """The configuration cannot be used; the message names the key and the remedy."""
 
@@ -110,9 +116,7 @@ class InstanceConfig(_Section):
     @field_validator("instance_class")
     @classmethod
     def _known_class(cls, name: str) -> str:
-        if name not in CATALOGUE:
-            raise ValueError(f"unknown instance class {name!r}; known: {', '.join(CATALOGUE)}")
-        return name
+        return _catalogued(name)
 
     @field_validator("url")
     @classmethod
@@ -143,11 +147,17 @@ class EmulationConfig(_Section):
 
     cluster: str | None = None
     model: str = "emulated-8b"
+    profile: str = "llama-3.1-8b-h100"
     base_port: PortNumber = 0
     speed: Positive = 1.0
     block_size: Annotated[int, Field(gt=0)] = 16
     kv_blocks: Annotated[int, Field(gt=0)] = 28_000
     restart_after_s: Annotated[float, Field(ge=0)] = 1.0
+
+    @field_validator("profile")
+    @classmethod
+    def _known_profile(cls, name: str) -> str:
+        return _catalogued(name)
 
     @field_validator("cluster")
     @classmethod

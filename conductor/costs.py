@@ -80,7 +80,7 @@ LLAMA_8B_H100: Final = InstanceClass(
 # LLaMA-3-70B, bf16, eight A800: fitted to Mooncake (FAST'25) Figure 14a within 0.6 %, cached-prefix terms by
 # eye on Figure 14b; transfer 87 GB/s (Figure 12); decode 26.5 to 30 ms a token at batch 1; KV 320 KB a token.
 LLAMA_70B_8XA800: Final = InstanceClass(
-    name="llama-3-70b-8xa800",
+    name="llama3-70b-8xa800",
     prefill_s_per_token=1.1045e-4,
     prefill_s_per_token_squared=7.4975e-10,
     prefill_base_s=0.075,

@@ -1,7 +1,7 @@
 """How a request is handed from a prefill instance to a decode instance, per engine protocol.
 
 A protocol says what the two legs' bodies are; who runs them, in which order, and what happens when one
-fails is the same for all and lives in :mod:`router.exchange`.
+fails is the same for all and lives in :mod:`router.delivery`.
 """
 
 from __future__ import annotations

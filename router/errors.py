@@ -46,3 +46,8 @@ def status_line(status: int) -> bytes:
     except ValueError:
         phrase = ""
     return f"HTTP/1.1 {status} {phrase}".encode("ascii")
+
+
+def internal_error() -> RequestError:
+    message = "The router met an internal error; its log has the details."
+    return RequestError(500, message, kind="server_error", code="internal_error")

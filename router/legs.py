@@ -15,7 +15,7 @@ from .upstream import UpstreamConnection, UpstreamFailure, UpstreamUnreachable
 from .usage import usage_from_tail
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from .delivery import Delivery
 
 _SMALL_PIECE_BYTES = 32  # "[DONE]" and the last chunk arrive in pieces of this size: no usage in them
 _MAX_HELD_BYTES = 256 * 1024  # of an incomplete chunk; beyond it, it is passed on as it comes
@@ -30,7 +30,7 @@ class Leg:
         "_task",
         "connection",
         "deadline_s",
-        "exchange",
+        "delivery",
         "head",
         "reads",
         "reads_seen",
@@ -39,9 +39,9 @@ class Leg:
     )
 
     def __init__(
-        self, exchange: Exchange, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
+        self, delivery: Delivery, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
     ) -> None:
-        self.exchange = exchange
+        self.delivery = delivery
         self.target = target
         self.deadline_s = deadline_s
         self.connection: UpstreamConnection | None = None
@@ -55,7 +55,7 @@ class Leg:
 
     def start(self) -> None:
         target = self.target
-        connection = self.exchange.services.pool.instance(target.host, target.port).take()
+        connection = self.delivery.services.pool.instance(target.host, target.port).take()
         if connection is None:
             self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
         else:
@@ -71,7 +71,7 @@ class Leg:
 
     def timed_out(self, waited_for: str) -> None:
         self.abort()
-        self.exchange.leg_failed(self, UpstreamFailure(FailureKind.TIMEOUT, waited_for))
+        self.delivery.leg_failed(self, UpstreamFailure(FailureKind.TIMEOUT, waited_for))
 
     def forget_request(self) -> None:
         """The request cannot be sent again: release its bytes."""
@@ -82,14 +82,14 @@ class Leg:
         if failure.stale:
             self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
         else:
-            self.exchange.leg_failed(self, failure)
+            self.delivery.leg_failed(self, failure)
 
     async def _connect_and_send(self) -> None:
         try:
-            connection = await self.exchange.services.pool.connect(self.target.host, self.target.port)
+            connection = await self.delivery.services.pool.connect(self.target.host, self.target.port)
         except UpstreamUnreachable as error:
             self._task = None
-            self.exchange.leg_failed(self, error.failure)
+            self.delivery.leg_failed(self, error.failure)
         else:
             self._task = None
             self._send(connection)
@@ -111,7 +111,7 @@ class Leg:
             return True
         self.abort()
         failure = UpstreamFailure(FailureKind.ERROR, f"the answer exceeds {limit_bytes} bytes")
-        self.exchange.leg_failed(self, failure)
+        self.delivery.leg_failed(self, failure)
         return False
 
     # ResponseReceiver, completed by the subclasses
@@ -136,16 +136,16 @@ class PrefillLeg(Leg):
         self._collect()
 
     def response_data(self, data: bytes) -> None:
-        self._check_collected(self.exchange.services.settings.max_collected_bytes)
+        self._check_collected(self.delivery.services.settings.max_collected_bytes)
 
     def response_complete(self) -> None:
         self.connection = None
         assert self.head is not None
         body = self._collected()
         if self.head.status >= 500:
-            self.exchange.engine_error(self, self.head.status, body)
+            self.delivery.engine_error(self, self.head.status, body)
         else:
-            self.exchange.prefill_answered(self, self.head, body)
+            self.delivery.prefill_answered(self, self.head, body)
 
 
 class DecodeLeg(Leg):
@@ -159,9 +159,9 @@ class DecodeLeg(Leg):
     __slots__ = ("_events", "_held", "_last", "_tail", "_tail_before", "_whole_chunks", "_write", "started")
 
     def __init__(
-        self, exchange: Exchange, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
+        self, delivery: Delivery, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
     ) -> None:
-        super().__init__(exchange, target, head, body, deadline_s)
+        super().__init__(delivery, target, head, body, deadline_s)
         self.started = False
         self._whole_chunks = False
         self._held = b""
@@ -169,7 +169,7 @@ class DecodeLeg(Leg):
         self._last = b""
         self._tail = b""
         self._tail_before = b""
-        self._write = exchange.transport.write
+        self._write = delivery.transport.write
 
     @property
     def events(self) -> int:
@@ -185,7 +185,7 @@ class DecodeLeg(Leg):
         if head.status >= 500:
             self._collect()
         elif head.chunked:
-            if self.exchange.client_takes_chunks:
+            if self.delivery.client_takes_chunks:
                 self._whole_chunks = head.event_stream
             else:
                 self._collect()
@@ -194,7 +194,7 @@ class DecodeLeg(Leg):
         self.reads += 1
         if self.sink is not None:
             if self.head is not None and self.head.status >= 500:
-                self._check_collected(self.exchange.services.settings.max_collected_bytes)
+                self._check_collected(self.delivery.services.settings.max_collected_bytes)
                 return
             data = b"".join(self.sink)
             self.sink.clear()
@@ -219,11 +219,11 @@ class DecodeLeg(Leg):
         self.connection = None
         assert self.head is not None
         if self.head.status >= 500:
-            self.exchange.engine_error(self, self.head.status, self._collected())
+            self.delivery.engine_error(self, self.head.status, self._collected())
             return
         if not self.started:
             self._start(b"")
-        self.exchange.response_finished(self)
+        self.delivery.response_finished(self)
 
     def end_broken_stream(self, message: str) -> bool:
         """Finish the client's event stream with an error event; False where that is impossible."""
@@ -232,7 +232,7 @@ class DecodeLeg(Leg):
             return False
         error = orjson.dumps(error_document(message, "upstream_error", code="stream_interrupted"))
         event = b"data: %b\n\ndata: [DONE]\n\n" % error
-        if head.chunked and self.exchange.client_takes_chunks:
+        if head.chunked and self.delivery.client_takes_chunks:
             if not self._whole_chunks or not self._last.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n")):
                 return False
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
@@ -245,7 +245,7 @@ class DecodeLeg(Leg):
     def _start(self, data: bytes) -> None:
         self.started = True
         assert self.head is not None
-        self._write(self.exchange.response_started(self, self.head) + data)
+        self._write(self.delivery.response_started(self, self.head) + data)
 
     def _hold_back(self, data: bytes, framer: BodyFramer) -> bytes:
         """The bytes that may go out now; the beginning of an incomplete chunk waits for its end."""

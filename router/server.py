@@ -15,6 +15,7 @@ from .front_door import front_door_protocol
 from .services import RouterServices
 
 BACKLOG = 4_096
+_LAST_WRITES_TICKS = 50
 
 
 class _Server(uvicorn.Server):
@@ -96,6 +97,10 @@ class FrontDoorServer:
         if self._task is not None:
             await self._task
         self.services.close()
+        for _ in range(_LAST_WRITES_TICKS):  # let the last bytes out
+            if not self._server.server_state.connections:
+                break
+            await asyncio.sleep(0.01)
 
     def stop_soon(self) -> None:
         """Like :meth:`stop`, from a signal handler; ``wait_closed`` tells when the requests are done."""

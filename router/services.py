@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from .upstream import UpstreamPool
 if TYPE_CHECKING:
     from .exchange import Exchange
 
-logger = structlog.stdlib.get_logger("router")
+logger = structlog.get_logger("router")
 
 
 class PlacementService(Protocol):
@@ -76,7 +75,6 @@ class RouterServices:
         )
         self.active: set[Exchange] = set()
         self.metrics.inflight_requests = lambda: len(self.active)
-        self.log_requests = logging.getLogger("router").isEnabledFor(logging.INFO)
         self._request_prefix = os.urandom(6).hex()
         self._request_numbers = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None

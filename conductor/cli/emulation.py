@@ -41,6 +41,7 @@ class EmulatedCluster:
         assert config.cluster is not None
         self.host = host
         self.engines = _plan(config, host, log_level)
+        self._instance_class = config.profile
         self._restart_after_s = config.restart_after_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -48,8 +49,13 @@ class EmulatedCluster:
     def instances(self) -> list[InstanceConfig]:
         """The engines as the rest of the configuration would list them."""
         return [
-            InstanceConfig(id=e.instance_id, url=f"http://{self.host}:{e.port}", role=e.role)
-            for e in self.engines
+            InstanceConfig(
+                id=engine.instance_id,
+                url=f"http://{self.host}:{engine.port}",
+                role=engine.role,
+                instance_class=self._instance_class,
+            )
+            for engine in self.engines
         ]
 
     def pids(self) -> dict[str, int]:
@@ -113,7 +119,7 @@ def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProc
             "--host", host, "--port", str(port), "--instance-id", instance_id, "--role", str(role),
             "--model", config.model, "--block-size", str(config.block_size), "--kv-blocks", str(config.kv_blocks),
             "--speed", str(config.speed), "--kv-event-port", str(event_port), "--kv-replay-port", str(replay_port),
-            "--parent-pid", str(os.getpid()),
+            "--profile", config.profile, "--log-level", log_level, "--parent-pid", str(os.getpid()),
         )  # fmt: skip
         engines.append(EngineProcess(instance_id, role, port, event_port, replay_port, command))
     return engines

@@ -7,6 +7,7 @@ import json
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +47,7 @@ from simulator.emulator.tokens import TOKENIZER_FOLDER
 _log = structlog.get_logger(__name__)
 
 _READY_WITHIN_S = 30.0
+_REST_WITHIN_S = 5.0
 _CALIBRATION_KEY = "prefill-calibration"
 
 
@@ -164,9 +166,9 @@ async def _serve(config: Config) -> None:
         console = Console(stderr=True)
         await _wait_until_ready(console, scheduler, stop, clock)
         if not stop.is_set():
-            _announce(console, scheduler, server.url, clock())
+            _announce(console, scheduler, server.url)
         await stop.wait()
-        console.print("stopping: streams under way may finish; Ctrl-C was received")
+        console.print("stopping; streams under way may finish")
 
 
 def _make_cluster(instances: list[InstanceConfig]) -> Cluster:
@@ -200,7 +202,7 @@ def _make_services(
     config: Config,
     scheduler: Scheduler,
     client: httpx.AsyncClient,
-    clock: Any,
+    clock: Callable[[], float],
     emulated: EmulatedCluster | None,
 ) -> RouterServices:
     folders = {model.name: model.tokenizer for model in config.models if model.tokenizer is not None}
@@ -211,9 +213,7 @@ def _make_services(
         try:
             tokenizers[name] = PromptTokenizer.from_folder(folder)
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"models: the tokenizer of {name!r} cannot be loaded from {folder}: {error}"
-            ) from None
+            raise ConfigError(f"models: the tokenizer of {name!r} cannot be loaded: {error}") from None
     for model in config.models:
         for alias in model.aliases:
             if model.name in tokenizers:
@@ -253,39 +253,48 @@ def _endpoint_overrides(instances: list[InstanceConfig]) -> dict[str, dict[int, 
     }
 
 
-async def _wait_until_ready(console: Console, scheduler: Scheduler, stop: asyncio.Event, clock: Any) -> None:
-    """Wait for the first engines; say what is missing when that takes long, and go on waiting in silence."""
-    warn_at_s = clock() + _READY_WITHIN_S
+async def _wait_until_ready(
+    console: Console, scheduler: Scheduler, stop: asyncio.Event, clock: Callable[[], float]
+) -> None:
+    """Wait until requests can be served, and a little longer for every engine to be up."""
+    started_s = clock()
     with console.status("waiting for the engines"):
-        while scheduler.why_not_ready(clock()) is not None and not stop.is_set():
-            if clock() > warn_at_s:
-                console.print(f"[yellow]not ready yet:[/yellow] {scheduler.why_not_ready(clock())}")
-                warn_at_s = float("inf")
+        while not stop.is_set():
+            now_s = clock()
+            missing = scheduler.why_not_ready(now_s)
+            all_up = all(instance.is_candidate(now_s) for instance in scheduler.cluster)
+            if missing is None and (all_up or now_s > started_s + _REST_WITHIN_S):
+                return
+            if missing is not None and now_s > started_s + _READY_WITHIN_S:
+                console.print(f"[yellow]not ready yet:[/yellow] {missing}")
+                started_s = now_s
             await asyncio.sleep(0.05)
 
 
-def _announce(console: Console, scheduler: Scheduler, url: str, now_s: float) -> None:
-    table = Table("instance", "role", "url", "health", "KV blocks", "KV events", title="Conductor is ready")
+def _announce(console: Console, scheduler: Scheduler, url: str) -> None:
+    table = Table("instance", "role", title="Conductor is ready")
+    table.add_column("url", no_wrap=True)
+    for heading in ("health", "KV blocks", "KV events"):
+        table.add_column(heading)
     for instance in scheduler.cluster:
         facts = instance.facts
+        blocks = facts.kv_capacity_blocks if facts else None
         table.add_row(
             instance.instance_id,
             str(instance.role),
             instance.url,
             str(instance.health),
-            f"{facts.kv_capacity_blocks} x {instance.block_size}"
-            if facts and facts.kv_capacity_blocks
-            else "?",
+            f"{blocks} x {instance.block_size}" if blocks else "?",
             "yes" if facts and facts.publishes_events else "no",
         )
     console.print(table)
-    models = scheduler.models()
-    body = {"model": models[0].model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    console.print(f"front door  {url}/v1     REST API and docs  {url}/docs     metrics  {url}/metrics")
-    console.print("try:")
-    console.print(
-        f"  curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'",
-        soft_wrap=True,
-        highlight=False,
-    )
-    console.print("Ctrl-C stops everything.")
+    message = {"role": "user", "content": "Hello!"}
+    body = json.dumps({"model": scheduler.models()[0].model, "messages": [message]})
+    for line in (
+        f"front door    {url}/v1",
+        f"why           {url}/v1/placements",
+        f"API, metrics  {url}/docs  {url}/metrics",
+        f"try           curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        "Ctrl-C stops everything.",
+    ):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -59,6 +59,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--lease-s", type=float, default=30.0, help="how long prefilled blocks wait for their decode")
     add("--pull-timeout-s", type=float, default=5.0, help="until a lost prefill fails the request")
     add("--hang-on-lost-prefill", action="store_true", help="never answer when the prefill is lost")
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add("--parent-pid", type=int, help="stop when this process is no longer the parent")
     return parser
 
@@ -151,21 +152,27 @@ async def _watch_parent(parent_pid: int, server: Server) -> None:
     server.stop("the parent process is gone")
 
 
-def _log_to_stderr() -> None:
+def _log_to_stderr(level: str) -> None:
+    """JSON lines, also for what libraries log."""
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.format_exc_info,
+    ]
+    render = structlog.processors.JSONRenderer()
     structlog.configure(
-        processors=[
-            structlog.stdlib.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
+        processors=[*shared, render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    logging.basicConfig(
-        level=logging.WARNING,
-        stream=sys.stderr,
-        format='{"level":"%(levelname)s","logger":"%(name)s","event":"%(message)s"}',
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
     )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -175,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = config_from(options)
     except ValueError as error:
         parser.error(str(error))
-    _log_to_stderr()
+    _log_to_stderr(options.log_level)
     try:
         exit_code = uvloop.run(serve(config, options.parent_pid))
     except (OSError, zmq.ZMQError) as error:

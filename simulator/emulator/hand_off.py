@@ -2,6 +2,11 @@
 
 The decode instance contacts the prefill process (``GET /kv_transfers/ID`` to see that the blocks are still
 leased, ``DELETE`` once it has read them) and waits as long as the bytes it lacks take on its link.
+
+Deviations from NIXL, on purpose: vLLM's decode reports 0 ``cached_tokens`` for pulled tokens, ours reports the
+prefill instance's hit (``remote_prefill_cached_tokens``) if that is larger than its own, so that a client sees
+the reuse of the whole path; and a lease that is gone fails the request as an unreachable prefill does, where
+vLLM would read whatever the blocks hold by then.
 """
 
 from __future__ import annotations

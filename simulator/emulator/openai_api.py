@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from simulator.emulator.generation import Answer, SamplingLimits, ToolCall
 from simulator.emulator.hand_off import KvTransferParams
@@ -59,6 +59,12 @@ class _GenerationRequest(BaseModel):
     session_id: str | None = None
     vllm_xargs: dict[str, Any] | None = None
     kv_transfer_params: KvTransferParams | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("Stream options can only be defined when `stream=True`.")
+        return self
 
     @property
     def include_usage(self) -> bool:

@@ -53,7 +53,7 @@ def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
     path.write_text(f"models: [{{name: m, tokenizer: {tmp_path}}}]\nemulation: {{cluster: '1'}}\n")
     done = _run("serve", "--config", str(path))
     assert done.returncode == 2
-    assert "cannot load the tokenizer of 'm'" in done.stderr
+    assert "the tokenizer of 'm' cannot be loaded" in done.stderr
 
 
 def test_a_port_in_use_is_named() -> None:
@@ -139,5 +139,6 @@ def test_real_engines_listed_in_a_file(tmp_path: Path) -> None:
             assert why["prompt_tokens"] == raw.parse().usage.prompt_tokens
             assert why["disaggregated"] is False
     finally:
+        emulate.stdout.close()
         emulate.send_signal(signal.SIGINT)
         assert emulate.wait(timeout=30) == 0

@@ -85,7 +85,7 @@ def test_tools_reach_the_engine(client: openai.OpenAI) -> None:
 
 def test_a_conversation_reuses_cache_visibly(client: openai.OpenAI, cluster: FrontDoor) -> None:
     messages = [{"role": "system", "content": "You know many things. " * 40}]
-    cached, overlaps = [], []
+    cached, overlaps, prefill_hits = [], [], []
     for question in ("What is a cache?", "And a prefix?", "Why does it help?"):
         messages.append({"role": "user", "content": question})
         raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=messages, max_tokens=40)
@@ -93,6 +93,8 @@ def test_a_conversation_reuses_cache_visibly(client: openai.OpenAI, cluster: Fro
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
         cached.append(answer.usage.prompt_tokens_details.cached_tokens)
         overlaps.append(int(raw.headers["x-conductor-overlap-tokens"]))
+        why = cluster.get(f"/v1/placements/{raw.headers['x-conductor-placement-id']}")
+        prefill_hits.append(why["observed"]["cached_tokens"])
         # The next turn's placement sees this turn once its events have arrived.
         tokens = answer.usage.prompt_tokens // 16
         prefill = raw.headers["x-conductor-prefill-instance"]
@@ -104,7 +106,8 @@ def test_a_conversation_reuses_cache_visibly(client: openai.OpenAI, cluster: Fro
         )
     assert cached[0] == 0
     assert 0 < cached[1] < cached[2]
-    assert overlaps == cached, "the index predicted exactly what the engine reused"
+    assert overlaps == prefill_hits, "the index predicted exactly what the prefill engine reused"
+    assert 0 < overlaps[1] < overlaps[2]
 
 
 def test_every_answer_says_where_it_ran_and_the_placement_says_why(

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from conductor.placement import FailureKind, Target
+from router import TokenService
 
 
 async def reset(request: Any, writer: asyncio.StreamWriter) -> None:
@@ -364,3 +365,36 @@ async def test_failing_scheduler_is_an_internal_error(cluster: Any, monkeypatch:
     monkeypatch.setattr(door.placements, "place", lambda request, now_s: 1 / 0)
     response = await door.chat()
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+
+
+@pytest.mark.parametrize("call", ["first_token", "finished", "prefill_finished"])
+async def test_failing_reports_do_not_cost_the_response(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("scheduler bug")
+
+    door = await cluster.door([await cluster.engine("p")], [await cluster.engine("d")])
+    monkeypatch.setattr(door.placements, call, broken)
+    for _ in range(2):
+        assert (await door.chat(stream=True)).text.endswith("data: [DONE]\n\n")
+
+
+async def test_bug_while_a_request_begins_is_an_internal_error(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = await cluster.door([await cluster.engine()])
+    monkeypatch.setattr(door.services.tokens, "prompt_at_once", lambda request: 1 / 0)
+    response = await door.chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    assert door.sample("conductor_inflight_requests") == 0
+
+
+async def test_template_that_fails_in_an_unforeseen_way_degrades(cluster: Any) -> None:
+    class Broken:
+        def tokens(self, request: Any) -> Any:
+            raise ZeroDivisionError
+
+    door = await cluster.door([await cluster.engine()], tokens=TokenService({"*": Broken()}))  # type: ignore[dict-item]
+    assert (await door.chat()).status_code == 200
+    assert (await door.chat(messages=[{"role": "user", "content": "x" * 10_000}])).status_code == 200

@@ -40,7 +40,9 @@ def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
         whole.choices[0].message.content
     )
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["stop"]
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == [
+        "stop"
+    ]
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
@@ -90,7 +92,9 @@ def test_stop_strings(client: openai.OpenAI, as_list: bool) -> None:
     stopped = ask(client, "List words.", stop=stop)
     assert stopped.choices[0].finish_reason == "stop"
     assert words[5] not in stopped.choices[0].message.content
-    streamed = "".join(c.choices[0].delta.content or "" for c in ask(client, "List words.", stop=stop, stream=True))
+    streamed = "".join(
+        c.choices[0].delta.content or "" for c in ask(client, "List words.", stop=stop, stream=True)
+    )
     assert streamed == stopped.choices[0].message.content
 
 
@@ -183,6 +187,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
         ("/v1/chat/completions", {"messages": [{"content": "x"}]}, 400, "chat template"),
         ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, 400, "max_tokens"),
         ("/v1/chat/completions", {**CHAT, "n": 0}, 400, "n: "),
+        ("/v1/chat/completions", {**CHAT, "stream_options": {}}, 400, "`stream=True`"),
         ("/v1/chat/completions", {**CHAT, "logprobs": True}, 400, "logprobs"),
         ("/v1/chat/completions", {**CHAT, "max_tokens": 2, "min_tokens": 3}, 400, "min_tokens"),
         ("/v1/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "`tools` must be set"),
@@ -269,7 +274,9 @@ def test_metrics_have_the_names_of_vllm(engine: Any) -> None:
     assert grown["vllm:time_to_first_token_seconds_count"] == 1
     assert grown["vllm:inter_token_latency_seconds_count"] == 4
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
-    assert {"vllm:kv_cache_usage_perc", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total"} <= set(after)
+    assert {"vllm:kv_cache_usage_perc", "vllm:prefix_cache_hits_total", "vllm:num_preemptions_total"} <= set(
+        after
+    )
     text = engine.http.get("/metrics").text
     assert 'vllm:num_requests_running{engine="0",model_name="emulated-model"}' in text
     info = next(line for line in text.splitlines() if line.startswith("vllm:cache_config_info"))

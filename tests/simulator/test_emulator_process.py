@@ -1,6 +1,6 @@
 """The emulator as a process: command line, signals, parents, ranks."""
 
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,16 +31,15 @@ def test_a_signal_ends_it_with_0_although_a_request_runs(emulator: Any, number: 
     assert engine.process.wait(timeout=10) == 0
 
 
-def test_it_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
-    # A shell between us and the emulator plays the parent that dies.
+def test_it_ends_when_its_parent_is_gone(free_port: int) -> None:
+    # A process between us and the emulator plays the parent that dies.
     script = (
         "import subprocess, sys, os;"
         "child = subprocess.Popen([*sys.argv[1:], '--parent-pid', str(os.getpid())]);"
         "print(child.pid, flush=True); sys.stdin.read()"
     )
-    port = str(20_000 + os.getpid() % 20_000)
     parent = subprocess.Popen(
-        [sys.executable, "-c", script, *COMMAND, "--port", port],
+        [sys.executable, "-c", script, *COMMAND, "--port", str(free_port)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -50,7 +49,7 @@ def test_it_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     with httpx.Client() as http:
         while True:
             try:
-                if http.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                if http.get(f"http://127.0.0.1:{free_port}/health").status_code == 200:
                     break
             except httpx.TransportError:
                 assert time.monotonic() < deadline_s
@@ -72,13 +71,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_port_in_use_ends_it_with_1(emulator: Any) -> None:
+def test_a_port_in_use_is_an_error(emulator: Any) -> None:
     engine = emulator()
     for options in (["--port", engine.port], ["--port", 1, "--kv-event-port", engine.event_port]):
         ended = subprocess.run([*COMMAND, *map(str, options)], capture_output=True, timeout=20)
-        assert ended.returncode == 1
+        assert ended.returncode != 0
         assert ended.stdout == b""
-        assert b"in use" in ended.stderr or b"cannot start" in ended.stderr
+        assert b"in use" in ended.stderr
+        assert all(msgspec.json.decode(line) for line in ended.stderr.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,9 @@ def test_options_that_make_no_sense(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = arguments()
-    with pytest.raises((SystemExit, ValueError), match=f"2|{message}"):
+    with pytest.raises((SystemExit, ValueError)) as refused:
         config_from(parser.parse_args(["--model", "m", *options]))
+    assert re.search(message, f"{refused.value} {capsys.readouterr().err}")
 
 
 def test_defaults() -> None:
@@ -108,13 +109,7 @@ def test_defaults() -> None:
 
 
 def test_data_parallel_ranks(emulator: Any) -> None:
-    # Neighbouring ports of the ranks are free unless something took them in this very moment.
-    for _ in range(3):
-        try:
-            engine = emulator("--speed", 20, "--dp-size", 2)
-            break
-        except RuntimeError:
-            continue
+    engine = emulator("--speed", 20, "--dp-size", 2)
     sources = engine.http.get("/kv_event_sources").json()
     assert [sources[rank]["endpoint"] for rank in "01"] == [
         f"tcp://*:{engine.event_port}",
@@ -136,9 +131,11 @@ def test_ranks_are_chosen_by_load(emulator: Any) -> None:
     engine = emulator("--dp-size", 2)
     long = {"prompt": [53] * 40, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
     with engine.http.stream("POST", "/v1/completions", json=long) as first:
-        next(first.iter_lines())
+        first_lines = first.iter_lines()  # dropping the iterator would close the stream
+        next(first_lines)
         with engine.http.stream("POST", "/v1/completions", json=long) as second:
-            next(second.iter_lines())
+            second_lines = second.iter_lines()
+            next(second_lines)
             running = [
                 line.rsplit(" ", 1)[1]
                 for line in engine.http.get("/metrics").text.splitlines()
@@ -147,10 +144,9 @@ def test_ranks_are_chosen_by_load(emulator: Any) -> None:
     assert running == ["1.0", "1.0"]
 
 
-def test_the_log_is_structured_and_on_stderr() -> None:
-    port = str(20_000 + (os.getpid() + 7919) % 20_000)
+def test_the_log_is_structured_and_on_stderr(free_port: int) -> None:
     process = subprocess.Popen(
-        [*COMMAND, "--port", port], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "--port", str(free_port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     first = process.stderr.readline()
@@ -158,7 +154,7 @@ def test_the_log_is_structured_and_on_stderr() -> None:
         deadline_s = time.monotonic() + 20
         while True:
             try:
-                http.get(f"http://127.0.0.1:{port}/health")
+                http.get(f"http://127.0.0.1:{free_port}/health")
                 break
             except httpx.TransportError:
                 assert time.monotonic() < deadline_s

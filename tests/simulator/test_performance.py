@@ -17,7 +17,14 @@ def test_prefill_of_the_small_model_is_within_5_percent(tokens: int, tokens_per_
 
 @pytest.mark.parametrize(
     ("sequences", "context", "step_ms"),
-    [(1, 1024, 6.2), (16, 1024, 7.5), (64, 1024, 10.4), (16, 8192, 13.1), (64, 8192, 28.6), (128, 2048, 18.1)],
+    [
+        (1, 1024, 6.2),
+        (16, 1024, 7.5),
+        (64, 1024, 10.4),
+        (16, 8192, 13.1),
+        (64, 8192, 28.6),
+        (128, 2048, 18.1),
+    ],
 )
 def test_decode_steps_of_the_small_model_are_within_13_percent(
     sequences: int, context: int, step_ms: float

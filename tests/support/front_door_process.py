@@ -62,6 +62,9 @@ class FrontDoor:
     def instances(self) -> dict[str, dict]:
         return {i["id"]: i for i in self.get("/v1/instances")["instances"]}
 
+    def all_up(self) -> bool:
+        return all(instance["health"] == "up" for instance in self.instances().values())
+
     def engine_pids(self) -> dict[str, int]:
         """Emulated engines by instance, from their command lines."""
         pids = {}
@@ -106,13 +109,14 @@ def front_door(tmp_path: Path, *arguments: str, env: dict[str, str] | None = Non
             assert process.poll() is None, f"conductor serve ended early\n{log.read_text()}"
             assert time.monotonic() < deadline_s, f"conductor serve was not ready in time\n{log.read_text()}"
             try:
-                if door.http.get("/health").status_code == 200:
+                if door.http.get("/health").status_code == 200 and door.all_up():
                     break
             except httpx.TransportError:
                 pass
             time.sleep(0.05)
         yield door
     finally:
+        door.http.close()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:

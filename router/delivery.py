@@ -1,0 +1,381 @@
+"""A parsed request on its way to a complete response: placed, sent to one or two instances, retried.
+
+The legs report here. Until the first response byte has gone to the client, a failure leads to another
+placement; from then on it ends the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from conductor.placement import (
+    FailureKind,
+    InstanceFailure,
+    Placement,
+    PlacementError,
+    PlacementRequest,
+    Target,
+    UnknownModelError,
+    Usage,
+)
+
+from .disaggregation import HandoffError, HandoffProtocol, PrefillAnswer, forwarded_body, handoff_protocol
+from .errors import RequestError, internal_error
+from .framing import ResponseHead
+from .heads import Headers, forwarded_fields, request_head
+from .inference import InferenceRequest
+from .legs import DecodeLeg, Leg, PrefillLeg
+from .services import logger
+from .tokens import Prompt
+from .upstream import UpstreamFailure, UpstreamUnreachable
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+_LISTED_MODELS = 20
+_DETAIL_BYTES = 300
+_NOTHING: frozenset[str] = frozenset()
+
+
+class Delivery:
+    """Gets one request answered. ``placement`` is the last one that was made, ``attempts`` their number."""
+
+    __slots__ = (
+        "_authorization",
+        "_exchange",
+        "_fields",
+        "_handoff",
+        "_leg",
+        "_placed",
+        "_prefill_answer",
+        "_prompt",
+        "_request",
+        "_task",
+        "_timer",
+        "_tried",
+        "attempts",
+        "client_takes_chunks",
+        "placement",
+        "services",
+        "transport",
+    )
+
+    def __init__(
+        self, exchange: Exchange, headers: Headers, request: InferenceRequest, prompt: Prompt
+    ) -> None:
+        self.services = exchange.services
+        self.transport = exchange.transport
+        self.client_takes_chunks = exchange.client_takes_chunks
+        self.placement: Placement | None = None
+        self.attempts = 0
+        self._exchange = exchange
+        self._request = request
+        self._prompt = prompt
+        self._fields, self._authorization = forwarded_fields(headers, exchange.request_id)
+        self._placed = False  # the last placement has not ended yet
+        self._handoff: HandoffProtocol | None = None
+        self._prefill_answer: PrefillAnswer | None = None
+        self._leg: Leg | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tried: list[InstanceFailure] = []
+
+    def place(self) -> None:
+        """Ask for a placement and start its first leg."""
+        self._timer = None
+        request, prompt, services = self._request, self._prompt, self.services
+        previous = self.placement
+        asked = PlacementRequest(
+            request_id=self._exchange.request_id,
+            model=request.model,
+            tokens=prompt.tokens,
+            prompt_tokens=prompt.prompt_tokens,
+            token_source=prompt.source,
+            streamed=request.stream,
+            max_output_tokens=request.max_output_tokens,
+            cache_salt=request.cache_salt,
+            excluded=_excluded(self._tried),
+            retry_of=previous.placement_id if previous is not None else None,
+        )
+        now_s = services.clock()
+        try:
+            placement = services.placements.place(asked, now_s)
+        except PlacementError as error:
+            self._exchange.reply_error(self._placement_refused(error, request.model))
+            return
+        except Exception:
+            logger.exception("placement failed unexpectedly", request_id=self._exchange.request_id)
+            self._exchange.reply_error(internal_error())
+            return
+        self.placement = placement
+        self._placed = True
+        self.attempts += 1
+        if self.attempts == 1:
+            metrics = services.metrics
+            metrics.token_source[prompt.source] += 1
+            metrics.prompt_tokens += prompt.prompt_tokens
+            metrics.overlap_tokens += placement.overlap_tokens
+        self._prefill_answer = None
+        if placement.disaggregated:
+            self._start_prefill(request, placement, now_s)
+        else:
+            body = forwarded_body(request, placement.model)
+            self._start_decode(body, placement, now_s)
+
+    def _placement_refused(self, error: PlacementError, model: str) -> RequestError:
+        if isinstance(error, UnknownModelError):
+            served = sorted(card.model for card in self.services.placements.models())
+            names = ", ".join(served[:_LISTED_MODELS]) or "none"
+            if len(served) > _LISTED_MODELS:
+                names += f", and {len(served) - _LISTED_MODELS} more"
+            message = f"The model {model!r} is not served here. Served models: {names}."
+            return RequestError(404, message, param="model", code="model_not_found")
+        message = f"No instance can take the request now: {error}"
+        if self._tried:
+            message = f"{message}. {self._what_was_tried()}"
+        return RequestError(
+            503, message, kind="service_unavailable", code="no_instance_available", retry_after_s=1
+        )
+
+    def _start_prefill(self, request: InferenceRequest, placement: Placement, now_s: float) -> None:
+        try:
+            self._handoff = handoff_protocol(placement.prefill.protocol)
+        except HandoffError as error:
+            self._release_placement()
+            logger.error("hand-off impossible", instance=placement.prefill.instance_id, error=str(error))
+            message = f"Instance {placement.prefill.instance_id!r} is misconfigured: {error}."
+            self._exchange.reply_error(
+                RequestError(500, message, kind="server_error", code="configuration_error")
+            )
+            return
+        body = self._handoff.prefill_body(request, placement.model)
+        deadline_s = now_s + self.services.settings.prefill_timeout_s
+        self._leg = PrefillLeg(self, placement.prefill, self._head(placement.prefill, body), body, deadline_s)
+        self._leg.start()
+
+    def _start_decode(self, body: bytes | bytearray, placement: Placement, now_s: float) -> None:
+        deadline_s = now_s + self.services.settings.first_byte_timeout_s
+        self._leg = DecodeLeg(self, placement.decode, self._head(placement.decode, body), body, deadline_s)
+        self._leg.start()
+
+    def _head(self, target: Target, body: bytes | bytearray) -> bytes:
+        return request_head(self._exchange.url, target, self._fields, self._authorization, len(body))
+
+    # What the legs report
+
+    def prefill_answered(self, leg: PrefillLeg, head: ResponseHead, body: bytes) -> None:
+        """The prefill leg's complete answer, 5xx excepted."""
+        request, placement, handoff = self._request, self.placement, self._handoff
+        assert placement is not None and handoff is not None
+        self._leg = None
+        if head.status >= 300:
+            self._release_placement()
+            self._exchange.reply(head.status, body, content_type=head.content_type or b"application/json")
+            return
+        try:
+            answer = self._prefill_answer = handoff.prefill_answer(body)
+        except HandoffError as error:
+            self._retry(InstanceFailure(leg.target.instance_id, FailureKind.ERROR, str(error)))
+            return
+        now_s = self.services.clock()
+        self._tell(self.services.placements.prefill_finished, placement.placement_id, now_s)
+        if answer.transfer is None:
+            self.services.metrics.handoffs_without_transfer += 1
+            decode_body: bytes | bytearray = forwarded_body(request, placement.model)
+        else:
+            decode_body = handoff.decode_body(request, placement.model, answer.transfer)
+        self._start_decode(decode_body, placement, now_s)
+
+    def response_started(self, leg: DecodeLeg, head: ResponseHead) -> bytes:
+        """The first body byte is here: no other instance can take over. Returns the client's head."""
+        services, placement, exchange = self.services, self.placement, self._exchange
+        assert placement is not None
+        now_s = services.clock()
+        leg.deadline_s = now_s + services.settings.stall_timeout_s
+        leg.forget_request()
+        if head.status < 300:
+            self._tell(services.placements.first_token, placement.placement_id, now_s)
+            if self._request.stream:
+                services.metrics.ttft_s.observe(now_s - exchange.started_s)
+        if exchange.door.flow.write_paused and leg.connection is not None:
+            leg.connection.transport.pause_reading()
+        return exchange.response_started(head, now_s)
+
+    def response_finished(self, leg: DecodeLeg) -> None:
+        services, placement = self.services, self.placement
+        assert placement is not None
+        self._leg = None
+        if self._exchange.status >= 300:
+            self._release_placement()
+            self._exchange.complete()
+            return
+        now_s = services.clock()
+        usage = leg.usage()
+        answer = self._prefill_answer
+        if answer is not None and answer.cached_tokens is not None:
+            usage = Usage(usage.prompt_tokens, usage.output_tokens, answer.cached_tokens)
+        self._placed = False
+        self._tell(services.placements.finished, placement.placement_id, now_s, usage)
+        if leg.events and self._exchange.first_byte_s is not None:
+            gaps = (usage.output_tokens or leg.events - 1) - 1
+            if gaps > 0:
+                services.metrics.itl_s.observe((now_s - self._exchange.first_byte_s) / gaps)
+        self._exchange.complete()
+
+    def engine_error(self, leg: Leg, status: int, body: bytes) -> None:
+        """An instance answered 5xx; the client has not seen anything of it."""
+        detail = f"HTTP {status}: {body[:_DETAIL_BYTES].decode('utf-8', 'replace').strip()}"
+        placement = self.placement
+        assert placement is not None
+        self._leg = None
+        failure = InstanceFailure(leg.target.instance_id, FailureKind.ERROR, detail)
+        if isinstance(leg, DecodeLeg) and self._prefill_answer is not None:
+            self._task = asyncio.get_running_loop().create_task(self._blame(placement, failure))
+        else:
+            self._retry(failure)
+
+    async def _blame(self, placement: Placement, failure: InstanceFailure) -> None:
+        """A decode instance fails too when the instance it should pull from is gone: find out which it is."""
+        prefill = placement.prefill
+        try:
+            connection = await self.services.pool.connect(prefill.host, prefill.port)
+        except UpstreamUnreachable as error:
+            detail = f"{error.failure.detail}; the decode instance answered {failure.detail}"
+            failure = InstanceFailure(prefill.instance_id, FailureKind.UNREACHABLE, detail)
+        else:
+            connection.pool.release(connection)
+        self._task = None
+        self._retry(failure)
+
+    def leg_failed(self, leg: Leg, failure: UpstreamFailure) -> None:
+        self._leg = None
+        instance_failure = InstanceFailure(leg.target.instance_id, failure.kind, failure.detail)
+        if isinstance(leg, DecodeLeg) and leg.started:
+            self._break_off(leg, instance_failure)
+        else:
+            self._retry(instance_failure)
+
+    # Failure
+
+    def _retry(self, failure: InstanceFailure) -> None:
+        """Give this placement up and ask for another one, as long as attempts are left."""
+        services, placement = self.services, self.placement
+        assert placement is not None
+        self._placed = False
+        self._tell(services.placements.failed, placement.placement_id, services.clock(), failure)
+        self._tried.append(failure)
+        logger.warning(
+            "attempt failed",
+            request_id=self._exchange.request_id,
+            placement_id=placement.placement_id,
+            instance=failure.instance_id,
+            kind=failure.kind.value,
+            detail=failure.detail,
+            attempt=self.attempts,
+        )
+        if self.attempts >= services.settings.max_attempts:
+            self._give_up(failure)
+            return
+        services.metrics.retries[failure.kind] += 1
+        longest_s = services.settings.retry_backoff_s * 2.0 ** (self.attempts - 1)
+        delay_s = longest_s * random.uniform(0.5, 1.0)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.place)
+
+    def _give_up(self, failure: InstanceFailure) -> None:
+        if failure.kind is FailureKind.TIMEOUT:
+            status, kind, code = 504, "timeout_error", "engine_timeout"
+        else:
+            status, kind, code = 502, "upstream_error", "engine_failed"
+        message = f"The request failed on every instance it was sent to. {self._what_was_tried()}"
+        self._exchange.reply_error(RequestError(status, message, kind=kind, code=code))
+
+    def _what_was_tried(self) -> str:
+        tried = "; ".join(f"{failure.instance_id}: {failure.detail}" for failure in self._tried)
+        return f"Tried {len(self._tried)}: {tried}"
+
+    def _break_off(self, leg: DecodeLeg, failure: InstanceFailure) -> None:
+        """The instance failed after the client had received a part of its response."""
+        services, placement = self.services, self.placement
+        assert placement is not None
+        self._placed = False
+        self._tell(services.placements.failed, placement.placement_id, services.clock(), failure)
+        services.metrics.stream_failures += 1
+        logger.warning(
+            "response broke off",
+            request_id=self._exchange.request_id,
+            placement_id=placement.placement_id,
+            instance=failure.instance_id,
+            kind=failure.kind.value,
+            detail=failure.detail,
+        )
+        message = f"Instance {failure.instance_id!r} failed in the middle of the response: {failure.detail}"
+        if not leg.end_broken_stream(message):
+            self._exchange.keep_alive = False
+        self._exchange.complete()
+
+    # What happens to the connection
+
+    def check_deadline(self, now_s: float) -> None:
+        """Give a silent engine up. Called periodically."""
+        leg = self._leg
+        if leg is None:
+            return
+        settings = self.services.settings
+        if isinstance(leg, DecodeLeg) and leg.started:
+            if leg.reads != leg.reads_seen or self._exchange.door.flow.write_paused:
+                leg.reads_seen = leg.reads
+                leg.deadline_s = now_s + settings.stall_timeout_s
+            elif now_s >= leg.deadline_s:
+                leg.timed_out(f"the engine was silent for {settings.stall_timeout_s:g} s")
+        elif now_s >= leg.deadline_s:
+            prefill = isinstance(leg, PrefillLeg)
+            limit_s = settings.prefill_timeout_s if prefill else settings.first_byte_timeout_s
+            leg.timed_out(f"no answer within {limit_s:g} s")
+
+    def pause(self) -> None:
+        """The client reads too slowly: stop reading from the engine."""
+        leg = self._leg
+        if isinstance(leg, DecodeLeg) and leg.connection is not None:
+            leg.connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        leg = self._leg
+        if isinstance(leg, DecodeLeg) and leg.connection is not None:
+            leg.connection.transport.resume_reading()
+
+    def stop(self, reason: str) -> bool:
+        """Give the request up; tells whether a part of the response has gone to the client."""
+        leg, self._leg = self._leg, None
+        for pending in (self._task, self._timer):
+            if pending is not None:
+                pending.cancel()
+        if leg is not None:
+            leg.abort()
+        self._release_placement()
+        if not isinstance(leg, DecodeLeg) or not leg.started:
+            return False
+        if not self.transport.is_closing():
+            leg.end_broken_stream(reason)
+        return True
+
+    def _tell(self, report: Callable[..., None], *arguments: object) -> None:
+        """Report to the scheduler; a fault of its must not cost the client its response."""
+        try:
+            report(*arguments)
+        except Exception:
+            logger.exception(
+                "the scheduler failed", request_id=self._exchange.request_id, call=report.__name__
+            )
+
+    def _release_placement(self) -> None:
+        placement = self.placement
+        if placement is not None and self._placed:
+            self._placed = False
+            self._tell(self.services.placements.cancelled, placement.placement_id, self.services.clock())
+
+
+def _excluded(tried: list[InstanceFailure]) -> frozenset[str]:
+    return frozenset([failure.instance_id for failure in tried]) if tried else _NOTHING

@@ -1,0 +1,252 @@
+"""The sequencer alone, against an engine that lives in a few lines here."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_index.replay import MAX_WAITING, REPLAY_TIMEOUT_S, Sequencer
+
+
+class Subject:
+    """A sequencer that keeps what it applied since the last clear."""
+
+    def __init__(self, *, replayable: bool = True) -> None:
+        self.applied: list[bytes] = []
+        self.clears = 0
+        self.asked: list[int] = []
+        self.replayable = replayable
+        self.sequencer = Sequencer(self.applied.append, self._clear, self._request)
+
+    def _clear(self) -> None:
+        self.clears += 1
+        self.applied.clear()
+
+    def _request(self, first: int) -> bool:
+        if self.replayable:
+            self.asked.append(first)
+        return self.replayable
+
+    def answer(self, engine: list[bytes], first_kept: int = 0) -> None:
+        """Let the engine answer the requests that are open, one after the other."""
+        while self.asked:
+            first = self.asked.pop()
+            self.asked.clear()
+            for sequence in range(max(first, first_kept), len(engine)):
+                self.sequencer.replayed(sequence, engine[sequence], 0.0)
+                if self.asked:
+                    break
+            else:
+                self.sequencer.replay_ended(0.0)
+
+
+def batches(engine: str, count: int) -> list[bytes]:
+    return [f"{engine}{number}".encode() for number in range(count)]
+
+
+def test_catches_up_on_connection() -> None:
+    subject, engine = Subject(), batches("a", 5)
+    assert subject.sequencer.state == "connecting"
+    subject.sequencer.connected(0.0)
+    assert subject.sequencer.state == "connecting"
+    assert subject.asked == [0]
+    subject.answer(engine)
+    assert subject.applied == engine
+    assert subject.sequencer.state == "warm"
+    assert subject.sequencer.last_sequence == 4
+
+
+def test_live_batches_wait_for_the_replay() -> None:
+    subject, engine = Subject(), batches("a", 7)
+    subject.sequencer.connected(0.0)
+    for sequence in (4, 5, 6):
+        subject.sequencer.live(sequence, engine[sequence], 0.0)
+    assert subject.applied == []
+    subject.answer(engine[:6])
+    assert subject.applied == engine
+
+
+def test_a_batch_that_came_by_replay_is_not_applied_again() -> None:
+    subject, engine = Subject(), batches("a", 6)
+    subject.sequencer.connected(0.0)
+    subject.answer(engine)
+    subject.sequencer.live(5, engine[5], 0.0)
+    assert subject.applied == engine
+    assert subject.clears == 0
+    subject.sequencer.live(6, b"a6", 0.0)
+    assert subject.applied == [*engine, b"a6"]
+
+
+def test_a_gap_is_closed_from_the_last_batch_on() -> None:
+    subject, engine = Subject(), batches("a", 9)
+    subject.sequencer.connected(0.0)
+    subject.answer(engine[:4])
+    subject.sequencer.live(7, engine[7], 0.0)
+    assert subject.asked == [3]
+    subject.sequencer.live(8, engine[8], 0.0)
+    subject.answer(engine[:8])
+    assert subject.applied == engine
+    assert (subject.sequencer.gaps, subject.clears, subject.sequencer.state) == (1, 0, "warm")
+
+
+def test_a_gap_that_the_engine_cannot_close_makes_it_cold() -> None:
+    subject, engine = Subject(), batches("a", 9)
+    subject.sequencer.connected(0.0)
+    subject.answer(engine[:4])
+    subject.sequencer.live(7, engine[7], 0.0)
+    subject.answer(engine[:8], first_kept=6)
+    assert subject.applied == engine[6:8]
+    assert (subject.sequencer.gaps, subject.clears, subject.sequencer.state) == (1, 1, "cold")
+    subject.sequencer.live(8, engine[8], 0.0)
+    assert subject.applied == engine[6:9]
+
+
+def test_an_engine_that_keeps_nothing_makes_it_cold() -> None:
+    subject, engine = Subject(), batches("a", 9)
+    subject.sequencer.connected(0.0)
+    subject.answer(engine[:4])
+    subject.sequencer.live(7, engine[7], 0.0)
+    subject.answer(engine[:8], first_kept=100)
+    assert subject.applied == engine[7:8]
+    assert (subject.sequencer.gaps, subject.sequencer.state) == (1, "cold")
+
+
+def test_joining_an_engine_that_no_longer_has_its_beginning() -> None:
+    subject, engine = Subject(), batches("a", 9)
+    subject.sequencer.connected(0.0)
+    subject.answer(engine, first_kept=3)
+    assert subject.applied == engine[3:]
+    assert subject.sequencer.state == "cold"
+
+
+def test_without_replay_a_stream_is_warm_only_from_its_first_batch() -> None:
+    late, early = Subject(replayable=False), Subject(replayable=False)
+    for subject in (late, early):
+        subject.sequencer.connected(0.0)
+        assert subject.sequencer.state == "cold"
+    late.sequencer.live(5, b"a5", 0.0)
+    early.sequencer.live(0, b"a0", 0.0)
+    assert (late.applied, late.sequencer.state) == ([b"a5"], "cold")
+    assert (early.applied, early.sequencer.state) == ([b"a0"], "warm")
+    early.sequencer.live(2, b"a2", 0.0)
+    assert (early.applied, early.sequencer.state) == ([b"a2"], "cold")
+
+
+def test_a_replay_without_answer_is_given_up() -> None:
+    subject, engine = Subject(), batches("a", 9)
+    subject.sequencer.connected(0.0)
+    subject.sequencer.live(7, engine[7], 1.0)
+    subject.sequencer.tick(REPLAY_TIMEOUT_S - 0.1)
+    assert subject.applied == []
+    subject.sequencer.tick(REPLAY_TIMEOUT_S)
+    assert subject.applied == [engine[7]]
+    assert (subject.sequencer.deadline_s, subject.sequencer.state) == (None, "cold")
+    subject.sequencer.replayed(0, engine[0], 6.0)
+    assert subject.applied == [engine[7]]
+
+
+def test_an_answer_puts_the_deadline_off() -> None:
+    subject, engine = Subject(), batches("a", 3)
+    subject.sequencer.connected(0.0)
+    subject.sequencer.replayed(0, engine[0], 4.0)
+    subject.sequencer.tick(REPLAY_TIMEOUT_S)
+    assert subject.sequencer.deadline_s == 4.0 + REPLAY_TIMEOUT_S
+
+
+def test_a_step_back_is_a_restart() -> None:
+    subject, old, new = Subject(), batches("a", 6), batches("b", 3)
+    subject.sequencer.connected(0.0)
+    subject.answer(old[:3])
+    for sequence in (3, 4, 5):
+        subject.sequencer.live(sequence, old[sequence], 0.0)
+    subject.sequencer.live(2, new[2], 0.0)
+    assert subject.applied == []
+    subject.answer(new)
+    assert subject.applied == new
+    assert subject.sequencer.state == "warm"
+
+
+@pytest.mark.parametrize("published", [0, 2, 6, 9])
+def test_a_restart_is_noticed_on_reconnection(published: int) -> None:
+    """However far the new engine has come, also when it stands at or beyond the old one's number."""
+    subject, old, new = Subject(), batches("a", 6), batches("b", published)
+    subject.sequencer.connected(0.0)
+    subject.answer(old)
+    subject.sequencer.disconnected()
+    assert subject.sequencer.state == "connecting"
+    subject.sequencer.connected(1.0)
+    subject.answer(new)
+    assert subject.applied == new
+    assert (subject.clears, subject.sequencer.state) == (1, "warm")
+
+
+def test_a_reconnection_to_the_same_engine_keeps_everything() -> None:
+    subject, engine = Subject(), batches("a", 6)
+    subject.sequencer.connected(0.0)
+    subject.answer(engine[:4])
+    subject.sequencer.disconnected()
+    subject.sequencer.connected(1.0)
+    subject.answer(engine)
+    assert subject.applied == engine
+    assert (subject.clears, subject.sequencer.state) == (0, "warm")
+
+
+def test_resync_starts_over() -> None:
+    subject, engine = Subject(), batches("a", 6)
+    subject.sequencer.connected(0.0)
+    subject.answer(engine[:4])
+    subject.sequencer.resync(1.0)
+    assert (subject.applied, subject.asked) == ([], [0])
+    subject.answer(engine)
+    assert (subject.applied, subject.sequencer.state) == (engine, "warm")
+
+
+def test_what_waits_is_bounded() -> None:
+    subject = Subject()
+    subject.sequencer.connected(0.0)
+    for sequence in range(MAX_WAITING + 1):
+        subject.sequencer.live(sequence + 3, b"", 0.0)
+    assert len(subject.applied) == MAX_WAITING + 1
+    assert subject.sequencer.deadline_s is None
+
+
+@given(
+    steps=st.lists(
+        st.sampled_from(["publish", "publish", "lose", "restart", "reconnect", "answer", "timeout", "trim"]),
+        max_size=60,
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_never_out_of_order_and_never_silently_incomplete(steps: list[str]) -> None:
+    """After any history: what is applied is a gapless run of the engine's batches, and a stream that
+    calls itself warm has all of them."""
+    subject, engine, generation, kept = Subject(), [], 0, 0
+    subject.sequencer.connected(0.0)
+    for step in steps:
+        if step in ("publish", "lose"):
+            engine.append(f"{generation}-{len(engine)}".encode())
+            if step == "publish":
+                subject.sequencer.live(len(engine) - 1, engine[-1], 0.0)
+        elif step == "restart":
+            engine, generation, kept = [], generation + 1, 0
+            subject.sequencer.disconnected()
+            subject.sequencer.connected(0.0)
+        elif step == "reconnect":
+            subject.sequencer.disconnected()
+            subject.sequencer.connected(0.0)
+        elif step == "answer":
+            subject.answer(engine, kept)
+        elif step == "timeout":
+            subject.asked.clear()
+            subject.sequencer.tick(1e9)
+        else:
+            kept = len(engine)
+    subject.answer(engine, kept)
+    engine.append(b"last")
+    subject.sequencer.live(len(engine) - 1, engine[-1], 0.0)
+    subject.answer(engine, kept)
+    run = [each for each in subject.applied if each in engine]
+    assert run == engine[len(engine) - len(run) :]
+    if subject.sequencer.state == "warm":
+        assert subject.applied == engine

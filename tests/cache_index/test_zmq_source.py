@@ -1,0 +1,379 @@
+"""Streams over real sockets, from a publisher that behaves like an engine's."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from cache_index import (
+    CacheIndex,
+    Holder,
+    Namespace,
+    StreamConfig,
+    StreamStats,
+    VllmEventSource,
+    replay,
+    sequence_hashes,
+)
+
+HOLDER = Holder("engine", 0)
+NAMESPACE = Namespace("tiny", 4)
+DEADLINE_S = 20.0
+
+
+class Engine:
+    """PUB socket plus a ROUTER that replays, as vLLM has them; ports may be taken over from another."""
+
+    def __init__(self, *, like: Engine | None = None, replayable: bool = True) -> None:
+        self._context = zmq.Context()
+        self._publisher = self._socket(zmq.PUB)
+        self._port = self._bind(self._publisher, like._port if like else None)
+        self._router = self._socket(zmq.ROUTER) if replayable else None
+        if self._router is not None:
+            self._replay_port = self._bind(self._router, like._replay_port if like else None)
+        self.first_kept = 0
+        self.batches: list[bytes] = []
+        self.requests: list[int] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        created = self._context.socket(kind)
+        created.setsockopt(zmq.LINGER, 0)
+        return created
+
+    def _bind(self, listener: zmq.Socket[bytes], port: int | None) -> int:
+        if port is None:
+            return listener.bind_to_random_port("tcp://127.0.0.1")
+        wait_for(lambda: self._try_bind(listener, port))
+        return port
+
+    def _try_bind(self, listener: zmq.Socket[bytes], port: int) -> bool:
+        try:
+            listener.bind(f"tcp://127.0.0.1:{port}")
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def config(self, holder: Holder = HOLDER, **options: Any) -> StreamConfig:
+        replay_endpoint = None if self._router is None else f"tcp://127.0.0.1:{self._replay_port}"
+        return StreamConfig(holder, "tiny", f"tcp://127.0.0.1:{self._port}", replay_endpoint, **options)
+
+    def publish(self, *events: dict[str, Any], lost: bool = False, topic: bytes | None = b"kv") -> None:
+        payload = msgspec.msgpack.encode([time.time(), list(events), 0])
+        self.batches.append(payload)
+        if not lost:
+            self.send(len(self.batches) - 1, payload, topic)
+
+    def send(self, sequence: int, payload: bytes, topic: bytes | None = b"kv") -> None:
+        frames = [sequence.to_bytes(8, "big"), payload]
+        self._publisher.send_multipart(frames if topic is None else [topic, *frames])
+
+    def send_frames(self, *frames: bytes) -> None:
+        self._publisher.send_multipart(list(frames))
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            if self._router is None or not self._router.poll(20):
+                self._stop.wait(0.01)
+                continue
+            identity, empty, first = self._router.recv_multipart()
+            assert empty == b""
+            self.requests.append(int.from_bytes(first, "big"))
+            for sequence in range(max(self.requests[-1], self.first_kept), len(self.batches)):
+                answer = [identity, b"", b"kv", sequence.to_bytes(8, "big"), self.batches[sequence]]
+                self._router.send_multipart(answer)
+            self._router.send_multipart([identity, b"", b"", b"\xff" * 8, b""])
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._context.destroy(0)
+
+
+def stored(engine_hash: int, token: int, parent: int | None = None) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": [engine_hash],
+        "parent_block_hash": parent,
+        "token_ids": [token] * 4,
+        "block_size": 4,
+        "medium": "GPU",
+    }
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "did not happen in time"
+        time.sleep(0.005)
+
+
+class Setup:
+    """An index fed by a source."""
+
+    def __init__(self) -> None:
+        self.index = CacheIndex()
+        self.source = VllmEventSource(self.index)
+        self.source.start()
+
+    def stats(self, holder: Holder = HOLDER) -> StreamStats:
+        return next(each for each in self.source.stream_stats() if each.holder == holder)
+
+    def blocks(self, *tokens: int, holder: Holder = HOLDER) -> int:
+        """Matched prefix of a prompt that repeats each token for a block."""
+        row = self.index.holder_id(holder)
+        assert row is not None
+        hashes = sequence_hashes(np.repeat(np.array(tokens, np.uint32), 4), 4)
+        return int(self.index.match(NAMESPACE, hashes)[row, 0])
+
+    def follow(self, engine: Engine, holder: Holder = HOLDER, **options: Any) -> None:
+        self.source.add_stream(engine.config(holder, **options))
+        wait_for(lambda: self.stats(holder).state != "connecting")
+
+
+@pytest.fixture
+def setup() -> Iterator[Setup]:
+    made = Setup()
+    yield made
+    made.source.close()
+
+
+@pytest.fixture
+def engines() -> Iterator[Callable[..., Engine]]:
+    made: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        made.append(Engine(**options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+Make = Callable[..., Engine]
+
+
+def test_joining_late_catches_up_by_replay(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    for number in range(5):
+        engine.publish(stored(100 + number, number, 99 + number if number else None))
+    setup.follow(engine)
+    assert setup.blocks(0, 1, 2, 3, 4) == 5
+    assert setup.stats().state == "warm"
+    assert setup.stats().last_seq == 4
+    engine.publish(stored(105, 5, 104))
+    wait_for(lambda: setup.blocks(0, 1, 2, 3, 4, 5) == 6)
+    assert setup.stats().last_event_at_s is not None
+    assert engine.requests == [0]
+
+
+def test_a_gap_is_closed_by_replay(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    engine.publish(stored(100, 0))
+    setup.follow(engine)
+    engine.publish(stored(101, 1, 100), lost=True)
+    engine.publish(stored(102, 2, 101))
+    wait_for(lambda: setup.blocks(0, 1, 2) == 3)
+    stats = setup.stats()
+    assert (stats.state, stats.gaps, stats.replays, stats.batches) == ("warm", 1, 2, 3)
+
+
+def test_a_gap_that_cannot_be_closed_clears_and_is_cold(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    engine.publish(stored(100, 0))
+    setup.follow(engine)
+    assert setup.blocks(0) == 1
+    engine.publish(lost=True)
+    engine.first_kept = 2
+    engine.publish(stored(200, 7))
+    wait_for(lambda: setup.blocks(7) == 1)
+    assert setup.blocks(0) == 0
+    assert (setup.stats().state, setup.stats().gaps) == ("cold", 1)
+
+
+def test_without_replay_endpoint_a_gap_clears(setup: Setup, engines: Make) -> None:
+    engine = engines(replayable=False)
+    setup.follow(engine)
+    wait_for(
+        lambda: [engine.publish(stored(1, 1)), setup.blocks(1)][1] == 1
+    )  # until the subscription is there
+    engine.publish(lost=True)
+    engine.publish(stored(2, 2))
+    wait_for(lambda: setup.blocks(2) == 1)
+    assert setup.blocks(1) == 0
+    assert setup.stats().state == "cold"
+
+
+def test_a_restarted_engine_leaves_nothing_stale(setup: Setup, engines: Make) -> None:
+    old = engines()
+    for number in range(3):
+        old.publish(stored(100 + number, number, 99 + number if number else None))
+    setup.follow(old)
+    assert setup.blocks(0, 1, 2) == 3
+    old.close()
+    wait_for(lambda: setup.stats().state == "connecting")
+    new = engines(like=old)
+    new.publish(stored(300, 8))
+    wait_for(lambda: setup.blocks(8) == 1)
+    assert setup.blocks(0) == 0
+    wait_for(lambda: setup.stats().state == "warm")
+
+
+def test_a_sequence_that_steps_back_is_a_restart(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    setup.follow(engine)
+    for number in range(3):
+        engine.publish(stored(100 + number, number, 99 + number if number else None))
+    wait_for(lambda: setup.blocks(0, 1, 2) == 3)
+    engine.batches.clear()
+    engine.publish(stored(300, 8))
+    wait_for(lambda: setup.blocks(8) == 1)
+    assert setup.blocks(0) == 0
+    assert setup.stats().state == "warm"
+
+
+def test_a_reconnection_asks_for_what_was_missed_though_nothing_follows(setup: Setup, engines: Make) -> None:
+    old = engines()
+    old.publish(stored(100, 0))
+    setup.follow(old)
+    old.close()
+    wait_for(lambda: setup.stats().state == "connecting")
+    again = engines(like=old)  # the same engine behind a broken network: it still has its batches
+    again.batches = [*old.batches]
+    again.publish(stored(101, 1, 100), lost=True)
+    wait_for(lambda: setup.blocks(0, 1) == 2)
+    assert setup.stats().state in ("warm", "connecting")
+
+
+def test_resync_reads_everything_again(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    engine.publish(stored(100, 0))
+    setup.follow(engine)
+    engine.batches = []
+    engine.publish(stored(300, 8), lost=True)
+    setup.source.resync(HOLDER)
+    wait_for(lambda: setup.blocks(8) == 1)
+    assert setup.blocks(0) == 0
+    assert engine.requests == [0, 0]
+
+
+def test_a_dead_replay_endpoint_delays_nobody_else(
+    setup: Setup, engines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "REPLAY_TIMEOUT_S", 0.7)
+    stuck, lively = engines(), engines()
+    with socket.socket() as silent:  # takes connections and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        config = stuck.config()
+        dead = StreamConfig(HOLDER, "tiny", config.endpoint, f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        setup.source.add_stream(dead)
+        setup.follow(lively, Holder("lively"))
+        lively.publish(stored(1, 1))
+        wait_for(lambda: setup.blocks(1, holder=Holder("lively")) == 1)
+        wait_for(lambda: setup.stats().state == "cold")
+    lively.publish(stored(2, 2, 1))
+    wait_for(lambda: setup.blocks(1, 2, holder=Holder("lively")) == 2)
+    stuck.publish(stored(5, 5))
+    wait_for(lambda: setup.blocks(5) == 1)
+
+
+def test_malformed_frames_are_counted_and_the_stream_goes_on(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    setup.follow(engine)
+    engine.publish(stored(1, 1))
+    engine.send_frames(b"kv")
+    engine.send_frames(b"kv", b"short", b"payload")
+    engine.batches.append(b"\xc1 no msgpack")
+    engine.send(1, engine.batches[-1])
+    engine.publish(stored(2, 2, 1), {"type": "BlockStored"}, {"type": "Unheard"})
+    wait_for(lambda: setup.blocks(1, 2) == 2)
+    stats = setup.stats()
+    assert (stats.malformed_frames, stats.malformed_events, stats.unknown_events) == (3, 1, 1)
+    assert (stats.state, stats.batches, stats.events, stats.gaps) == ("warm", 3, 2, 0)
+
+
+def test_messages_without_topic_and_of_other_topics(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    setup.follow(engine)
+    engine.publish(stored(1, 1), topic=None)
+    wait_for(lambda: setup.blocks(1) == 1)
+    setup.source.remove_stream(HOLDER)
+    setup.follow(engine, topic="kv@")
+    engine.publish(stored(2, 2, 1), topic=b"other")
+    engine.publish(stored(3, 3, 2), topic=b"kv@host")
+    wait_for(lambda: setup.blocks(1, 2, 3) == 3)
+
+
+def test_a_removed_stream_leaves_nothing_and_may_come_back(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    engine.publish(stored(1, 1))
+    setup.follow(engine)
+    setup.source.remove_stream(HOLDER)
+    assert setup.blocks(1) == 0
+    assert setup.source.stream_stats() == []
+    engine.publish(stored(2, 2, 1))
+    setup.follow(engine)
+    assert setup.blocks(1, 2) == 2
+
+
+def test_an_unregistered_holder_does_not_stop_the_thread(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    setup.follow(engine)
+    setup.index.unregister(HOLDER)
+    engine.publish(stored(1, 1))
+    wait_for(lambda: setup.stats().batches == 1)
+    setup.follow(engine)
+    assert setup.blocks(1) == 1
+
+
+def test_ranks_are_streams_of_their_own(setup: Setup, engines: Make) -> None:
+    first, second = engines(), engines()
+    setup.follow(first, Holder("engine", 0))
+    setup.follow(second, Holder("engine", 1))
+    second.publish(stored(1, 1))
+    wait_for(lambda: setup.blocks(1, holder=Holder("engine", 1)) == 1)
+    assert setup.blocks(1, holder=Holder("engine", 0)) == 0
+
+
+def test_an_engine_that_is_not_there_yet(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    config = engine.config()
+    engine.close()
+    setup.source.add_stream(config)
+    assert setup.stats().state == "connecting"
+    again = engines(like=engine)
+    again.publish(stored(1, 1))
+    wait_for(lambda: setup.blocks(1) == 1)
+
+
+def test_a_bad_endpoint_is_no_end_of_the_thread(setup: Setup, engines: Make) -> None:
+    setup.source.add_stream(StreamConfig(Holder("bad"), "tiny", "nonsense", None))
+    setup.follow(engines())
+    assert setup.stats(Holder("bad")).state == "connecting"
+
+
+def test_streams_may_be_added_before_the_start_and_close_is_idempotent(engines: Make) -> None:
+    engine = engines()
+    engine.publish(stored(1, 1))
+    index = CacheIndex()
+    source = VllmEventSource(index)
+    source.add_stream(engine.config())
+    assert source.stream_stats()[0].state == "connecting"
+    source.start()
+    wait_for(lambda: source.stream_stats()[0].state == "warm")
+    source.close()
+    source.close()
+    never_started = VllmEventSource(index)
+    never_started.close()
