@@ -18,6 +18,7 @@ from typing import Literal
 REPLAY_TIMEOUT_S = 5.0  # without a sign of life
 MAX_WAITING = 100_000  # live batches kept during a replay
 MAX_ATTEMPTS = 2  # replays in a row that bring nothing new
+CONFIRM_AFTER_S = 1.0  # a batch may fall between the replay's answer and the start of the live stream
 
 StreamState = Literal["connecting", "warm", "cold"]
 
@@ -47,7 +48,7 @@ class Sequencer:
         self._was_connected = False
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._deadline_s: float | None = None  # set while a replay runs
-        self._asked = 0
+        self._confirm_at_s: float | None = None
         self._answered = False  # the running replay brought a batch
         self._attempts = 0
         self._gap_counted = False
@@ -72,8 +73,12 @@ class Sequencer:
 
     @property
     def deadline_s(self) -> float | None:
-        """When the running replay is given up, None when none runs."""
-        return self._deadline_s
+        """When ``tick`` has something to do, None when nothing is due."""
+        return self._confirm_at_s if self._deadline_s is None else self._deadline_s
+
+    @property
+    def replaying(self) -> bool:
+        return self._deadline_s is not None
 
     def connected(self, now_s: float) -> None:
         """The live stream is up, for the first time or again: anything may have been missed."""
@@ -82,6 +87,7 @@ class Sequencer:
         self._connected = self._was_connected = True
         self._attempts = 0
         self._replay(now_s)
+        self._confirm_at_s = now_s + CONFIRM_AFTER_S if self.replaying else None
 
     def disconnected(self) -> None:
         self._connected = False
@@ -144,9 +150,14 @@ class Sequencer:
         self._drain(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Give up a replay whose deadline has passed."""
-        if self._deadline_s is not None and now_s >= self._deadline_s:
-            self._give_up(now_s)
+        """Give up a replay whose deadline has passed; ask once more some time after a connection."""
+        if self._deadline_s is not None:
+            if now_s >= self._deadline_s:
+                self._give_up(now_s)
+        elif self._confirm_at_s is not None and now_s >= self._confirm_at_s:
+            self._confirm_at_s = None
+            if self._complete:
+                self._replay(now_s)
 
     def _take(self, sequence: int, payload: bytes, now_s: float) -> None:
         if sequence <= self._last_live:
@@ -209,6 +220,7 @@ class Sequencer:
     def _give_up(self, now_s: float) -> None:
         """Continue with what comes, without what was missed."""
         self._deadline_s = None
+        self._confirm_at_s = None
         self._attempts = 0
         self._void()
         self._next = None

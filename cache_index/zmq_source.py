@@ -140,9 +140,9 @@ class _Stream:
         self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Give up an overdue replay; drop the socket of one that is over."""
+        """Do what is due; drop the socket of a replay that is over."""
         self.sequencer.tick(now_s)
-        if self.sequencer.deadline_s is None:
+        if not self.sequencer.replaying:
             self.close_dealer()
 
     def _received(self, source: zmq.Socket[bytes]) -> list[list[bytes]]:
@@ -247,7 +247,7 @@ class VllmEventSource:
         self._closed = False
         self._poller = zmq.Poller()
         self._owners: dict[Any, _Stream] = {}
-        self._replaying: set[_Stream] = set()
+        self._due: set[_Stream] = set()
 
     def start(self) -> None:
         """Start the receiver thread."""
@@ -335,10 +335,10 @@ class VllmEventSource:
                 self._commands.popleft()()
 
     def _serve(self, ready: dict[Any, int]) -> bool:
-        """Serve the streams with something to read and those whose replay is overdue."""
+        """Serve the streams with something to read, and those with something due."""
         waiting = {owner for each in ready if (owner := self._owners.get(each)) is not None}
         now_s = self._clock()
-        for stream in waiting | self._replaying:
+        for stream in waiting | self._due:
             with self._lock:
                 if stream.removed:
                     continue
@@ -352,7 +352,7 @@ class VllmEventSource:
         return bool(waiting)
 
     def _timeout_ms(self) -> int:
-        deadlines = [each for stream in self._replaying if (each := stream.sequencer.deadline_s) is not None]
+        deadlines = [each for stream in self._due if (each := stream.sequencer.deadline_s) is not None]
         if not deadlines:
             return IDLE_MS
         return min(IDLE_MS, max(1, int(1000 * (min(deadlines) - self._clock())) + 1))
@@ -368,9 +368,9 @@ class VllmEventSource:
             self._owners[new] = stream
         stream.watched = present
         if stream.sequencer.deadline_s is None:
-            self._replaying.discard(stream)
+            self._due.discard(stream)
         else:
-            self._replaying.add(stream)
+            self._due.add(stream)
 
     def _open(self, stream: _Stream) -> None:
         if stream.removed:
@@ -385,7 +385,7 @@ class VllmEventSource:
     def _close(self, stream: _Stream) -> None:
         stream.close()
         self._watch(stream)
-        self._replaying.discard(stream)
+        self._due.discard(stream)
 
     def _resync(self, stream: _Stream) -> None:
         if not stream.removed:

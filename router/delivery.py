@@ -196,6 +196,7 @@ class Delivery:
         now_s = services.clock()
         leg.deadline_s = now_s + services.settings.stall_timeout_s
         leg.forget_request()
+        self._request.release()
         if head.status < 300:
             self._tell(services.placements.first_token, placement.placement_id, now_s)
             if self._request.stream:

@@ -299,3 +299,4 @@ class Exchange:
                 duration_ms=round(duration_s * 1e3, 2),
                 attempts=delivery.attempts if delivery is not None else 0,
             )
+        self._delivery = None  # no reference cycle: what the request held is freed now, not by the collector

@@ -18,7 +18,7 @@ class Endpoint(StrEnum):
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """``body`` are the bytes the client sent, ``document`` their parsed form (never modified)."""
+    """``body`` are the bytes the client sent, ``document`` their parsed form, to be read only."""
 
     endpoint: Endpoint
     body: bytes | bytearray
@@ -27,6 +27,11 @@ class InferenceRequest:
     stream: bool
     max_output_tokens: int | None
     cache_salt: str | None
+
+    def release(self) -> None:
+        """The request will not be sent again: let go of what may be megabytes."""
+        self.body = b""
+        self.document = {}
 
 
 def parse_inference(endpoint: Endpoint, body: bytes | bytearray) -> InferenceRequest:

@@ -272,10 +272,9 @@ async def _wait_until_ready(
 
 
 def _announce(console: Console, scheduler: Scheduler, url: str) -> None:
-    table = Table("instance", "role", title="Conductor is ready")
-    table.add_column("url", no_wrap=True)
-    for heading in ("health", "KV blocks", "KV events"):
-        table.add_column(heading)
+    table = Table(title="Conductor is ready")
+    for heading in ("instance", "role", "url", "health", "KV blocks", "events"):
+        table.add_column(heading, no_wrap=True)
     for instance in scheduler.cluster:
         facts = instance.facts
         blocks = facts.kv_capacity_blocks if facts else None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_index.replay import MAX_WAITING, REPLAY_TIMEOUT_S, Sequencer
+from cache_index.replay import CONFIRM_AFTER_S, MAX_WAITING, REPLAY_TIMEOUT_S, Sequencer
 
 
 class Subject:
@@ -142,6 +142,7 @@ def test_a_replay_without_answer_is_given_up() -> None:
     subject.sequencer.tick(REPLAY_TIMEOUT_S)
     assert subject.applied == [engine[7]]
     assert (subject.sequencer.deadline_s, subject.sequencer.state) == (None, "cold")
+    assert not subject.sequencer.replaying
     subject.sequencer.replayed(0, engine[0], 6.0)
     assert subject.applied == [engine[7]]
 
@@ -190,6 +191,20 @@ def test_a_reconnection_to_the_same_engine_keeps_everything() -> None:
     subject.answer(engine)
     assert subject.applied == engine
     assert (subject.clears, subject.sequencer.state) == (0, "warm")
+
+
+def test_some_time_after_a_connection_it_asks_once_more() -> None:
+    """A batch that came between the answer and the start of the live stream would else stay unknown."""
+    subject, engine = Subject(), batches("a", 5)
+    subject.sequencer.connected(0.0)
+    subject.answer(engine[:4])
+    subject.sequencer.tick(CONFIRM_AFTER_S - 0.1)
+    assert subject.asked == []
+    subject.sequencer.tick(CONFIRM_AFTER_S)
+    assert subject.asked == [3]
+    subject.answer(engine)
+    assert (subject.applied, subject.clears, subject.sequencer.state) == (engine, 0, "warm")
+    assert subject.sequencer.deadline_s is None
 
 
 def test_resync_starts_over() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import Any
 
 import openai
 import orjson
 import pytest
+
+from router.delivery import Delivery
+from router.legs import Leg
 
 
 async def test_openai_client_gets_answers_streamed_and_whole(cluster: Any) -> None:
@@ -355,3 +359,18 @@ async def test_metrics_count_requests_and_tokens(cluster: Any) -> None:
     assert door.sample("conductor_token_source_total", source="none") == 2
     assert "conductor_request_seconds_bucket" in text
     assert json.loads((await door.client.get("/health")).text) == {"status": "ok"}
+
+
+async def test_finished_requests_are_freed_without_the_collector(cluster: Any) -> None:
+    door = await cluster.door([await cluster.engine("p")], [await cluster.engine("d")])
+    await door.chat()
+    gc.collect()
+    gc.disable()
+    try:
+        for stream in (False, True, False):
+            await door.chat(stream=stream)
+            await door.chat(model="nope")
+        alive = [type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, Delivery | Leg)]
+    finally:
+        gc.enable()
+    assert alive == []
