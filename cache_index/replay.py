@@ -148,6 +148,8 @@ class Sequencer:
         if self._next == 0:
             self._complete = True  # the engine has not published anything yet
         self._drain(now_s)
+        if not self.replaying:
+            self._attempts = 0
 
     def tick(self, now_s: float) -> None:
         """Give up a replay whose deadline has passed; ask once more some time after a connection."""

@@ -175,6 +175,7 @@ class Slots:
     def maintain(self, blocks: int) -> None:
         """A share of the growing and reclaiming, in proportion to the blocks just applied."""
         arrays = self._arrays
+        arrays.prepare()
         if arrays.growing:
             arrays.advance(blocks)
         elif self._retired or self._sweeping or self._links_cursor is not None:

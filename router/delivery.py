@@ -110,6 +110,7 @@ class Delivery:
             logger.exception("placement failed unexpectedly", request_id=self._exchange.request_id)
             self._exchange.reply_error(internal_error())
             return
+        services.metrics.placement_s.observe(services.clock() - now_s)
         self.placement = placement
         self._placed = True
         self.attempts += 1

@@ -19,6 +19,7 @@ from conductor.placement import FailureKind, TokenSource
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+PLACEMENT_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1)
 REQUEST_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 
 
@@ -56,6 +57,7 @@ class RouterMetrics(Collector):
         self.ttft_s = Distribution(TTFT_BUCKETS_S)
         self.itl_s = Distribution(ITL_BUCKETS_S)
         self.request_s = Distribution(REQUEST_BUCKETS_S)
+        self.placement_s = Distribution(PLACEMENT_BUCKETS_S)
         self.inflight_requests: Callable[[], int] = lambda: 0
         self.retries = dict.fromkeys(FailureKind, 0)
         self.token_source = dict.fromkeys(TokenSource, 0)
@@ -85,6 +87,7 @@ class RouterMetrics(Collector):
         yield self.request_s.family(
             "conductor_request_seconds", "From the complete request to the last response byte."
         )
+        yield self.placement_s.family("conductor_placement_seconds", "Time one placement decision took.")
         yield GaugeMetricFamily(
             "conductor_inflight_requests", "Inference requests in progress.", self.inflight_requests()
         )

@@ -235,6 +235,7 @@ def _make_services(
             prefill_timeout_s=config.routing.prefill_timeout_s,
             first_byte_timeout_s=config.routing.first_byte_timeout_s,
             shutdown_timeout_s=int(config.server.shutdown_grace_s),
+            log_requests=config.log.level in ("debug", "info"),
         ),
         tokens=TokenService(tokenizers, engine=EngineTokenizer(client, engine_for), metrics=metrics),
         metrics=metrics,

@@ -207,6 +207,18 @@ def test_some_time_after_a_connection_it_asks_once_more() -> None:
     assert subject.sequencer.deadline_s is None
 
 
+def test_quiet_replays_do_not_count_against_a_later_gap() -> None:
+    subject, engine = Subject(), batches("a", 4)
+    for now_s in (0.0, 10.0, 20.0):
+        subject.sequencer.connected(now_s)
+        subject.answer(engine[:0])
+        subject.sequencer.tick(now_s + CONFIRM_AFTER_S)
+        subject.answer(engine[:0])
+    subject.sequencer.live(3, engine[3], 30.0)
+    subject.answer(engine)
+    assert (subject.applied, subject.clears, subject.sequencer.state) == (engine, 0, "warm")
+
+
 def test_resync_starts_over() -> None:
     subject, engine = Subject(), batches("a", 6)
     subject.sequencer.connected(0.0)
@@ -236,32 +248,36 @@ def test_what_waits_is_bounded() -> None:
 def test_never_out_of_order_and_never_silently_incomplete(steps: list[str]) -> None:
     """After any history: what is applied is a gapless run of the engine's batches, and a stream that
     calls itself warm has all of them."""
-    subject, engine, generation, kept = Subject(), [], 0, 0
-    subject.sequencer.connected(0.0)
+    subject, engine, generation, kept, now_s = Subject(), [], 0, 0, 0.0
+    subject.sequencer.connected(now_s)
     for step in steps:
         if step in ("publish", "lose"):
             engine.append(f"{generation}-{len(engine)}".encode())
             if step == "publish":
-                subject.sequencer.live(len(engine) - 1, engine[-1], 0.0)
+                subject.sequencer.live(len(engine) - 1, engine[-1], now_s)
         elif step == "restart":
             engine, generation, kept = [], generation + 1, 0
             subject.sequencer.disconnected()
-            subject.sequencer.connected(0.0)
+            subject.sequencer.connected(now_s)
         elif step == "reconnect":
             subject.sequencer.disconnected()
-            subject.sequencer.connected(0.0)
+            subject.sequencer.connected(now_s)
         elif step == "answer":
             subject.answer(engine, kept)
         elif step == "timeout":
             subject.asked.clear()
-            subject.sequencer.tick(1e9)
+            now_s += 2 * REPLAY_TIMEOUT_S
+            subject.sequencer.tick(now_s)
         else:
             kept = len(engine)
     subject.answer(engine, kept)
+    subject.sequencer.tick(now_s + 2 * REPLAY_TIMEOUT_S)  # of a request that a timeout step lost
+    subject.answer(engine, kept)
     engine.append(b"last")
-    subject.sequencer.live(len(engine) - 1, engine[-1], 0.0)
+    subject.sequencer.live(len(engine) - 1, engine[-1], now_s)
     subject.answer(engine, kept)
     run = [each for each in subject.applied if each in engine]
     assert run == engine[len(engine) - len(run) :]
     if subject.sequencer.state == "warm":
         assert subject.applied == engine
+    assert not subject.sequencer.replaying

@@ -76,7 +76,8 @@ def test_a_client_that_leaves_frees_the_engine(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "1") as door:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}
         with door.http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_bytes())
+            received = response.iter_bytes()
+            next(received)
             assert door.instances()["mixed-0"]["ranks"][0]["active_decodes"] == 1
         door.wait_until(
             lambda: door.instances()["mixed-0"]["ranks"][0]["active_decodes"] == 0,

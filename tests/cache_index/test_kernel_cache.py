@@ -1,0 +1,54 @@
+"""Stale or wrong kernels are never used silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from numba.core import config
+
+from cache_index import KernelError, kernels, self_check, warm
+from cache_index.kernel_cache import cache_directory
+
+
+def test_another_source_has_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "source.py"
+    source.write_text("a = 1\n")
+    first = cache_directory(source)
+    source.write_text("a = 2\n")
+    assert cache_directory(source) != first
+    source.write_text("a = 1\n")
+    assert cache_directory(source) == first
+    assert first.is_relative_to(tmp_path / "cache")
+
+
+def test_an_unusable_cache_is_replaced_by_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    source = tmp_path / "source.py"
+    source.write_text("")
+    assert cache_directory(source).is_dir()
+
+
+def test_the_setting_of_others_is_untouched() -> None:
+    warm()
+    assert str(kernels.CACHE_DIRECTORY) != config.CACHE_DIR
+
+
+def test_a_wrong_result_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(self_check.KNOWN_HASHES, 16, 1)
+    monkeypatch.setattr(self_check, "_ready", False)
+    with pytest.raises(KernelError, match="hash_words") as caught:
+        warm()
+    assert str(kernels.CACHE_DIRECTORY) in str(caught.value)
+
+
+def test_kernels_accept_no_other_types() -> None:
+    """A call that would have to be compiled first must fail instead of stalling."""
+    warm()
+    with pytest.raises(TypeError):
+        kernels.hash_words([1.5], 1, 2)
