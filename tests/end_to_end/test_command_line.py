@@ -80,6 +80,7 @@ def test_the_effective_configuration_is_printed(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_leaves_nothing_behind(tmp_path: Path, signum: int) -> None:
     with front_door(tmp_path, "--emulate", "1p1d") as door:
+        door.wait_until(lambda: "Ctrl-C" in door.log.read_text(), "the announcement")
         engines = children(door.process.pid)
         assert len(engines) >= 2
         assert door.stop(signum) == 0
