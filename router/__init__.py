@@ -1,15 +1,15 @@
 """The OpenAI-compatible front door: requests are placed by a scheduler and spliced through to engines."""
 
-from .app import create_app
-from .disaggregation import PROTOCOLS, HandoffError, HandoffProtocol, PrefillAnswer, handoff_protocol
-from .errors import RequestError
-from .front_door import FrontDoorProtocol, front_door_protocol
-from .metrics import RouterMetrics
-from .prompt_tokenizer import PromptTokenizer
-from .server import FrontDoorServer, serve
-from .services import PlacementService, RouterServices
-from .settings import RouterSettings
-from .tokens import EngineTokenizer, TokenService
+from router.app import create_app
+from router.disaggregation import PROTOCOLS, HandoffError, HandoffProtocol, PrefillAnswer, handoff_protocol
+from router.errors import RequestError
+from router.front_door import FrontDoorProtocol, front_door_protocol
+from router.metrics import RouterMetrics
+from router.prompt_tokenizer import PromptTokenizer
+from router.server import FrontDoorServer, serve
+from router.services import PlacementService, RouterServices
+from router.settings import RouterSettings
+from router.tokens import EngineTokenizer, TokenService
 
 __all__ = [
     "PROTOCOLS",

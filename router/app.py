@@ -12,9 +12,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from conductor.placement import ModelCard
-
-from .errors import error_document
-from .services import RouterServices, logger
+from router.errors import error_document
+from router.services import RouterServices, logger
 
 
 def create_app(

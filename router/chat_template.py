@@ -12,7 +12,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .tokens import TokenizationError
+from router.errors import TokenizationError
 
 
 class _Generation(Extension):

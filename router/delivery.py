@@ -21,19 +21,24 @@ from conductor.placement import (
     UnknownModelError,
     Usage,
 )
-
-from .disaggregation import HandoffError, HandoffProtocol, PrefillAnswer, forwarded_body, handoff_protocol
-from .errors import RequestError, internal_error
-from .framing import ResponseHead
-from .heads import Headers, forwarded_fields, request_head
-from .inference import InferenceRequest
-from .legs import DecodeLeg, Leg, PrefillLeg
-from .services import logger
-from .tokens import Prompt
-from .upstream import UpstreamFailure, UpstreamUnreachable
+from router.disaggregation import (
+    HandoffError,
+    HandoffProtocol,
+    PrefillAnswer,
+    forwarded_body,
+    handoff_protocol,
+)
+from router.errors import RequestError, internal_error
+from router.framing import ResponseHead
+from router.heads import Headers, forwarded_fields, request_head
+from router.inference import InferenceRequest
+from router.legs import DecodeLeg, Leg, PrefillLeg
+from router.services import logger
+from router.tokens import Prompt
+from router.upstream import UpstreamFailure, UpstreamUnreachable
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from router.exchange import Exchange
 
 _LISTED_MODELS = 20
 _DETAIL_BYTES = 300

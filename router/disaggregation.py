@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from .inference import Endpoint, InferenceRequest
+from router.inference import Endpoint, InferenceRequest
 
 
 class HandoffError(Exception):

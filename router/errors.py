@@ -51,3 +51,7 @@ def status_line(status: int) -> bytes:
 def internal_error() -> RequestError:
     message = "The router met an internal error; its log has the details."
     return RequestError(500, message, kind="server_error", code="internal_error")
+
+
+class TokenizationError(Exception):
+    """The prompt cannot be tokenized here; the message says why."""

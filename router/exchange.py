@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from .delivery import Delivery
-from .errors import RequestError, internal_error, status_line
-from .framing import ResponseHead
-from .heads import Headers, client_request_id, placement_fields, response_head
-from .inference import Endpoint, InferenceRequest, parse_inference
-from .services import RouterServices, logger
-from .tokens import Prompt
+from router.delivery import Delivery
+from router.errors import RequestError, internal_error, status_line
+from router.framing import ResponseHead
+from router.heads import Headers, client_request_id, placement_fields, response_head
+from router.inference import Endpoint, InferenceRequest, parse_inference
+from router.services import RouterServices, logger
+from router.tokens import Prompt
 
 if TYPE_CHECKING:
-    from .front_door import FrontDoorProtocol
+    from router.front_door import FrontDoorProtocol
 
 CLIENT_CLOSED_REQUEST = 499
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .errors import RequestError, status_line
-from .exchange import Exchange
-from .inference import Endpoint
-from .services import RouterServices
+from router.errors import RequestError, status_line
+from router.exchange import Exchange
+from router.inference import Endpoint
+from router.services import RouterServices
 
 INFERENCE_PATHS = {endpoint.value.encode("ascii"): endpoint for endpoint in Endpoint}
 

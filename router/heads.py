@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from conductor.placement import Placement, Target
-
-from .framing import HOP_BY_HOP, ResponseHead
+from router.framing import HOP_BY_HOP, ResponseHead
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from .errors import RequestError
+from router.errors import RequestError
 
 
 class Endpoint(StrEnum):
@@ -120,3 +120,10 @@ def _json_type(value: object) -> str:
         if isinstance(value, kind):
             return name
     return "a list" if isinstance(value, list) else "an object"
+
+
+def first_prompt(prompt: Any) -> Any:
+    """The first prompt of a batch: a string or a list of token ids."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return prompt[0]
+    return prompt

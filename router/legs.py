@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import orjson
 
 from conductor.placement import FailureKind, Target, Usage
-
-from .errors import error_document
-from .framing import BodyFramer, ResponseHead
-from .upstream import UpstreamConnection, UpstreamFailure, UpstreamUnreachable
-from .usage import usage_from_tail
+from router.errors import error_document
+from router.framing import BodyFramer, ResponseHead
+from router.upstream import UpstreamConnection, UpstreamFailure, UpstreamUnreachable
+from router.usage import usage_from_tail
 
 if TYPE_CHECKING:
-    from .delivery import Delivery
+    from router.delivery import Delivery
 
 _SMALL_PIECE_BYTES = 32  # "[DONE]" and the last chunk arrive in pieces of this size: no usage in them
 _MAX_HELD_BYTES = 256 * 1024  # of an incomplete chunk; beyond it, it is passed on as it comes

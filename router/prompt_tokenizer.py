@@ -10,10 +10,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from conductor.placement import Tokens
-
-from .chat_template import ChatTemplate
-from .inference import Endpoint, InferenceRequest
-from .tokens import TokenizationError, first_prompt
+from router.chat_template import ChatTemplate
+from router.errors import TokenizationError
+from router.inference import Endpoint, InferenceRequest, first_prompt
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

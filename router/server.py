@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from .front_door import front_door_protocol
-from .services import RouterServices
+from router.front_door import front_door_protocol
+from router.services import RouterServices
 
 BACKLOG = 4_096
 _LAST_WRITES_TICKS = 50

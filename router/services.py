@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from conductor.placement import InstanceFailure, ModelCard, Placement, PlacementRequest, Usage
-
-from .metrics import RouterMetrics
-from .settings import RouterSettings
-from .tokens import TokenService
-from .upstream import UpstreamPool
+from router.metrics import RouterMetrics
+from router.settings import RouterSettings
+from router.tokens import TokenService
+from router.upstream import UpstreamPool
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
+    from router.exchange import Exchange
 
 logger = structlog.get_logger("router")
 

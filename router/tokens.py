@@ -16,12 +16,12 @@ import numpy as np
 import structlog
 
 from conductor.placement import Tokens, TokenSource
-
-from .inference import Endpoint, InferenceRequest
+from router.errors import TokenizationError
+from router.inference import Endpoint, InferenceRequest, first_prompt
 
 if TYPE_CHECKING:
-    from .metrics import RouterMetrics
-    from .prompt_tokenizer import PromptTokenizer
+    from router.metrics import RouterMetrics
+    from router.prompt_tokenizer import PromptTokenizer
 
 logger = structlog.get_logger("router")
 
@@ -41,10 +41,6 @@ _ENGINE_FIELDS = (
 )
 
 NO_TOKENS: Tokens = np.empty(0, dtype=np.uint32)
-
-
-class TokenizationError(Exception):
-    """The prompt cannot be tokenized here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +168,6 @@ class TokenService:
                 source=source.value,
                 error=str(error) or type(error).__name__,
             )
-
-
-def first_prompt(prompt: Any) -> Any:
-    """The first prompt of a batch: a string or a list of token ids."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        return prompt[0]
-    return prompt
 
 
 def _prompt(tokens: Tokens, source: TokenSource) -> Prompt:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from conductor.placement import FailureKind
-
-from .framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead, parse_head
+from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead, parse_head
 
 
 @dataclass(frozen=True, slots=True)
