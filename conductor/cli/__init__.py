@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from conductor import __version__
 from conductor.cli import config_command, emulate, replay, serve, warm
 from conductor.config import ConfigError
 
 __all__ = ["app", "main"]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"conductor {__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="conductor",
@@ -23,6 +32,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("serve")(serve.serve)
 app.command("emulate")(emulate.emulate)
 app.command("replay")(replay.replay)

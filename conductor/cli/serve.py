@@ -60,14 +60,14 @@ def serve(
         str | None,
         typer.Option(help="Start an emulated cluster: 2p2d (prefill/decode) or 4 (mixed engines)."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on [default: 8000].")] = None,
-    policy: Annotated[str | None, typer.Option(help="Placement policy [default: slo].")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default 8000).")] = None,
+    policy: Annotated[str | None, typer.Option(help="Placement policy (default slo).")] = None,
     emulate_speed: Annotated[
         float | None, typer.Option(help="Emulated engines run this many times faster than their hardware.")
     ] = None,
     log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error [default: info].")
+        str | None, typer.Option(help="debug, info, warning or error (default info).")
     ] = None,
 ) -> None:
     """Serve an OpenAI-compatible API that places every request where its KV cache and the load make it fastest.

@@ -23,6 +23,10 @@ def test_every_command_explains_itself(command: str) -> None:
     assert "Usage" in helped.stdout
 
 
+def test_the_version_is_printed() -> None:
+    assert _run("--version").stdout.startswith("conductor 0.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
