@@ -1,4 +1,4 @@
-"""Prometheus gauges of the cluster, read from the scheduler's state when they are scraped."""
+"""Prometheus gauges of the cluster and the index, read from their live state when they are scraped."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ from conductor.scheduler import Scheduler
 
 
 class ClusterCollector(Collector):
-    """Instances, reservations, KV event streams and the index."""
+    """Instances and reservations."""
 
-    def __init__(
-        self, scheduler: Scheduler, index: CacheIndex, events: EventSource, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
-        self._index = index
-        self._events = events
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
         yield from self._instances()
-        yield from self._streams()
-        stats = self._index.stats()
-        yield _gauge("conductor_index_blocks", "Distinct blocks in the cache index", stats.blocks)
-        yield _gauge("conductor_index_residencies", "Residencies in the cache index", stats.residencies)
-        yield _gauge("conductor_index_bytes", "Memory of the cache index", stats.bytes)
         active = self._scheduler.active_placements
         yield _gauge("conductor_active_placements", "Placements under way", active)
 
@@ -61,6 +52,21 @@ class ClusterCollector(Collector):
         for name, calibration in self._scheduler.calibrations.items():
             scale.add_metric([name], calibration.scale)
         yield from (up, queue, prefills, decodes, placements, scale)
+
+
+class IndexCollector(Collector):
+    """The index and the KV event streams that feed it."""
+
+    def __init__(self, index: CacheIndex, events: EventSource) -> None:
+        self._index = index
+        self._events = events
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._streams()
+        stats = self._index.stats()
+        yield _gauge("conductor_index_blocks", "Distinct blocks in the cache index", stats.blocks)
+        yield _gauge("conductor_index_residencies", "Residencies in the cache index", stats.residencies)
+        yield _gauge("conductor_index_bytes", "Memory of the cache index", stats.bytes)
 
     def _streams(self) -> Iterator[Metric]:
         labels = ["instance", "rank"]

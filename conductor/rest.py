@@ -1,16 +1,15 @@
-"""The conductor's REST API: placements and their explanations, instances, event streams, the index."""
+"""The conductor's REST API: placements and their explanations, and the cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from cache_index import CacheIndex, EventSource, Holder, StreamStats, Tier, TreeNode
+from cache_index import CacheIndex, Holder, Tier
 from conductor.cluster import InstanceState
 from conductor.explanation import explain, summarize
 from conductor.placement import (
@@ -49,9 +48,7 @@ class PlacementOutcome(BaseModel):
     cached_tokens: int | None = None
 
 
-def make_rest_router(
-    scheduler: Scheduler, index: CacheIndex, events: EventSource, clock: Callable[[], float]
-) -> APIRouter:
+def make_rest_router(scheduler: Scheduler, index: CacheIndex, clock: Callable[[], float]) -> APIRouter:
     """Routes under /v1; they read the scheduler's state in place and never block."""
     router = APIRouter(prefix="/v1", tags=["conductor"])
 
@@ -120,20 +117,6 @@ def make_rest_router(
             ]
         }
 
-    @router.get("/cache/streams", summary="KV event streams and their state")
-    async def streams() -> dict[str, Any]:
-        return {"streams": [_stream(s) for s in events.stream_stats()]}
-
-    @router.get("/cache/tree", summary="A bounded view of the cached prefixes")
-    async def tree(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
-        stats = index.stats()
-        return {
-            "blocks": stats.blocks,
-            "residencies": stats.residencies,
-            "index_bytes": stats.bytes,
-            "nodes": [_node(node) for node in index.tree(limit=limit)],
-        }
-
     return router
 
 
@@ -176,29 +159,5 @@ def _describe(
                 },
             }
             for rank in instance.ranks
-        ],
-    }
-
-
-def _stream(stats: StreamStats) -> dict[str, Any]:
-    return {
-        "instance": stats.holder.instance_id,
-        "rank": stats.holder.rank,
-        "state": str(stats.state),
-        **{
-            field.name: getattr(stats, field.name)
-            for field in fields(stats)
-            if field.name not in ("holder", "state")
-        },
-    }
-
-
-def _node(node: TreeNode) -> dict[str, Any]:
-    return {
-        "hash": f"{node.hash:016x}",
-        "parent": None if node.parent is None else f"{node.parent:016x}",
-        "depth": node.depth,
-        "holders": [
-            {"instance": h.instance_id, "rank": h.rank, "tier": t.name.lower()} for h, t in node.holders
         ],
     }

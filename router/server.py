@@ -18,7 +18,7 @@ BACKLOG = 4_096
 _LAST_WRITES_TICKS = 50
 
 
-class _Server(uvicorn.Server):
+class PlainServer(uvicorn.Server):
     """uvicorn's server without its signal handlers: who starts the front door decides when it stops."""
 
     @contextlib.contextmanager
@@ -62,7 +62,7 @@ class FrontDoorServer:
             ssl_certfile=ssl_certfile,
             ssl_keyfile=ssl_keyfile,
         )
-        self._server = _Server(self._config)
+        self._server = PlainServer(self._config)
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
 
@@ -78,7 +78,7 @@ class FrontDoorServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be bound."""
-        self._socket = self._bind()
+        self._socket = listen(self._host, self._port, reuse_port=self._reuse_port)
         self._port = self._socket.getsockname()[1]
         self.services.start()
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
@@ -106,19 +106,20 @@ class FrontDoorServer:
         """Like :meth:`stop`, from a signal handler; ``wait_closed`` tells when the requests are done."""
         self._server.should_exit = True
 
-    def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if self._reuse_port:
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listening.bind((self._host, self._port))
-            listening.setblocking(False)
-        except OSError:
-            listening.close()
-            raise
-        return listening
+
+def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A bound socket for uvicorn. Raises OSError when the address cannot be bound."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listening.bind((host, port))
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 async def serve(app: Any, services: RouterServices, *, host: str, port: int, **options: Any) -> None:

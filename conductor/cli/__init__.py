@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from conductor import __version__
-from conductor.cli import config_command, emulate, replay, serve, warm
+from conductor.cli import config_command, emulate, index, replay, serve, warm
 from conductor.config import ConfigError
 
 __all__ = ["app", "main"]
@@ -46,6 +46,7 @@ def _options(
 app.command("serve")(serve.serve)
 app.command("emulate")(emulate.emulate)
 app.command("replay")(replay.replay)
+app.command("index")(index.index)
 app.command("config")(config_command.config)
 app.command("warm")(warm.warm)
 

@@ -20,13 +20,14 @@ from rich.console import Console
 from rich.table import Table
 
 from cache_index import CacheIndex, VllmEventSource
+from conductor.cache_rest import make_cache_router
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.logs import configure_logs
 from conductor.cluster import Cluster, make_instance
 from conductor.config import Config, ConfigError, InstanceConfig, load_config
 from conductor.costs import CATALOGUE, PrefillCalibration, dump_calibrations, load_calibrations
 from conductor.discovery import EventEndpoints
-from conductor.metrics import ClusterCollector
+from conductor.metrics import ClusterCollector, IndexCollector
 from conductor.monitor import ClusterMonitor
 from conductor.policies import make_policy
 from conductor.rest import make_rest_router
@@ -132,11 +133,12 @@ async def _serve(config: Config) -> None:
 
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         services = _make_services(config, scheduler, client, clock, emulated)
-        services.metrics.registry.register(ClusterCollector(scheduler, index, events, clock))
+        services.metrics.registry.register(ClusterCollector(scheduler, clock))
+        services.metrics.registry.register(IndexCollector(index, events))
         app = create_app(
             services,
             not_ready_reason=lambda: scheduler.why_not_ready(clock()),
-            routers=[make_rest_router(scheduler, index, events, clock)],
+            routers=[make_rest_router(scheduler, index, clock), make_cache_router(index, events)],
         )
         server = FrontDoorServer(app, services, host=config.server.host, port=config.server.port)
         try:

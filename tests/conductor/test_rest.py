@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from cache_index import VllmEventSource
+from conductor.cache_rest import make_cache_router
 from conductor.metrics import ClusterCollector
 from conductor.rest import make_rest_router
 
@@ -21,7 +22,8 @@ def scheduler():
 def api(scheduler) -> Iterator[TestClient]:
     events = VllmEventSource(scheduler.index)
     app = FastAPI()
-    app.include_router(make_rest_router(scheduler, scheduler.index, events, clock=lambda: 1.0))
+    app.include_router(make_rest_router(scheduler, scheduler.index, clock=lambda: 1.0))
+    app.include_router(make_cache_router(scheduler.index, events))
     with TestClient(app) as client:
         yield client
     events.close()
@@ -96,12 +98,10 @@ def test_the_tree_shows_prefixes_with_their_holders(api: TestClient, scheduler) 
 def test_cluster_metrics_are_scraped_from_live_state(scheduler) -> None:
     scheduler.place(request(1024), 1.0)
     scheduler.instance_down("d2", "gone")
-    events = VllmEventSource(scheduler.index)
-    collector = ClusterCollector(scheduler, scheduler.index, events, lambda: 1.0)
+    collector = ClusterCollector(scheduler, lambda: 1.0)
     samples = {
         (s.name, *s.labels.values()): s.value for family in collector.collect() for s in family.samples
     }
-    events.close()
     assert samples["conductor_instance_up", "p0", "prefill"] == 1.0
     assert samples["conductor_instance_up", "d2", "decode"] == 0.0
     assert samples["conductor_active_placements",] == 1
