@@ -21,7 +21,7 @@ class ClusterMonitor:
 
     An engine that refuses connections is down at once; one that is slow or answers errors is down after
     ``unhealthy_after`` probes in a row. When it comes back its event stream is read from the start, so nothing
-    that its former life cached survives.
+    that its former life cached survives. ``on_down`` is called with the instance and the reason.
     """
 
     def __init__(
@@ -34,12 +34,14 @@ class ClusterMonitor:
         timeout_s: float,
         unhealthy_after: int,
         endpoint_overrides: dict[str, dict[int, EventEndpoints]] | None = None,
+        on_down: Callable[[str, str], None] = lambda instance_id, reason: None,
     ) -> None:
         self._scheduler = scheduler
         self._events = events
         self._clock = clock
         self._interval_s = interval_s
         self._unhealthy_after = unhealthy_after
+        self._on_down = on_down
         self._overrides = endpoint_overrides or {}
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,3 +119,4 @@ class ClusterMonitor:
             if instance.health is not Health.STARTING:
                 _log.warning("instance is down", instance=instance.instance_id, reason=reason)
             self._scheduler.instance_down(instance.instance_id, reason)
+            self._on_down(instance.instance_id, reason)

@@ -342,6 +342,14 @@ class Delivery:
             limit_s = settings.prefill_timeout_s if prefill else settings.first_byte_timeout_s
             leg.timed_out(f"no answer within {limit_s:g} s")
 
+    def instance_lost(self, instance_id: str, reason: str) -> None:
+        """Place anew what waits for an instance that is down; a response that has begun may still go on."""
+        leg = self._leg
+        if leg is None or leg.target.instance_id != instance_id:
+            return
+        if not (isinstance(leg, DecodeLeg) and leg.started):
+            leg.lost(reason)
+
     def pause(self) -> None:
         """The client reads too slowly: stop reading from the engine."""
         leg = self._leg

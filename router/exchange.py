@@ -195,6 +195,11 @@ class Exchange:
         if self._delivery is not None:
             self._delivery.check_deadline(now_s)
 
+    def instance_lost(self, instance_id: str, reason: str) -> None:
+        """An instance stopped answering its health check."""
+        if self._delivery is not None:
+            self._delivery.instance_lost(instance_id, reason)
+
     def client_lost(self) -> None:
         """The client is gone: nothing is computed for it any longer."""
         self.disconnected = True

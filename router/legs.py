@@ -72,6 +72,11 @@ class Leg:
         self.abort()
         self.delivery.leg_failed(self, UpstreamFailure(FailureKind.TIMEOUT, waited_for))
 
+    def lost(self, reason: str) -> None:
+        """The instance is known to be gone before this leg noticed."""
+        self.abort()
+        self.delivery.leg_failed(self, UpstreamFailure(FailureKind.UNREACHABLE, reason))
+
     def forget_request(self) -> None:
         """The request cannot be sent again: release its bytes."""
         self._body = self._head = b""

@@ -100,6 +100,11 @@ class RouterServices:
         self.pool.close()
         self.tokens.close()
 
+    def instance_lost(self, instance_id: str, reason: str) -> None:
+        """An instance is down: requests that wait for it are placed again, as if it had refused them."""
+        for exchange in list(self.active):
+            exchange.instance_lost(instance_id, reason)
+
     def new_request_id(self) -> str:
         return f"{self._request_prefix}-{next(self._request_numbers):x}"
 

@@ -161,6 +161,7 @@ async def _serve(config: Config) -> None:
             timeout_s=config.health.timeout_s,
             unhealthy_after=config.health.unhealthy_after,
             endpoint_overrides=_endpoint_overrides(instances),
+            on_down=services.instance_lost,
         )
         monitor.start()
         stack.push_async_callback(monitor.close)

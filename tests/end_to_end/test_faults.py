@@ -72,6 +72,24 @@ def test_with_no_decode_engine_requests_are_refused_with_the_reason(tmp_path: Pa
         assert answer.headers["retry-after"]
 
 
+def test_a_request_that_waits_for_a_hung_engine_is_answered_by_another(tmp_path: Path) -> None:
+    settings = {"CONDUCTOR_HEALTH__TIMEOUT_S": "0.3", "CONDUCTOR_HEALTH__INTERVAL_S": "0.2"}
+    with front_door(tmp_path, "--emulate", "2", env=settings) as door:
+        body = {"model": MODEL, "prompt": list(range(5, 325)), "max_tokens": 2}
+        victim = door.http.post("/v1/completions", json=body).headers["x-conductor-decode-instance"]
+        door.wait_until(lambda: _cached(door, victim) >= 20, "the events of the first request")
+        pid = door.engine_pids()[victim]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            answer = door.http.post("/v1/completions", json=body)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert answer.status_code == 200
+        assert answer.headers["x-conductor-attempts"] == "2"
+        assert answer.headers["x-conductor-decode-instance"] != victim
+        door.wait_until(lambda: door.instances()[victim]["health"] == "up", "the engine coming back")
+
+
 def test_a_client_that_leaves_frees_the_engine(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "1") as door:
         body = {"model": MODEL, "prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}

@@ -28,8 +28,8 @@ def test_the_index_alone_answers_a_router_of_another_kind() -> None:
     ports = [free_port() for _ in range(4)]
     engine = subprocess.Popen(
         (
-            sys.executable, "-m", "simulator.emulator", "--port", str(ports[0]), "--model", "m", "--log-level", "error",
-            "--kv-event-port", str(ports[1]), "--kv-replay-port", str(ports[2]),
+            sys.executable, "-m", "simulator.emulator", "--port", str(ports[0]), "--model", "m",
+            "--log-level", "error", "--kv-event-port", str(ports[1]), "--kv-replay-port", str(ports[2]),
         )
     )  # fmt: skip
     index = subprocess.Popen(conductor_command("index", "--port", str(ports[3])), stderr=subprocess.PIPE)
