@@ -1,5 +1,6 @@
 """What is cached where: block hashes, the radix index of residencies, and the events that feed it."""
 
+from cache_index.approximate import ApproximateResidency
 from cache_index.event_source import EventSource
 from cache_index.events import (
     BlocksCleared,
@@ -17,6 +18,7 @@ from cache_index.self_check import KernelError, warm
 from cache_index.zmq_source import StreamConfig, StreamStats, VllmEventSource
 
 __all__ = [
+    "ApproximateResidency",
     "BlocksCleared",
     "BlocksRemoved",
     "BlocksStored",

@@ -11,6 +11,8 @@ from cache_index import Holder
 from conductor.costs import InstanceClass
 from conductor.placement import ModelCard, Role, Target
 
+DEFAULT_BLOCK_SIZE = 16
+
 
 class Health(StrEnum):
     """Whether an instance is a candidate."""
@@ -151,9 +153,12 @@ class InstanceState:
 
     @property
     def block_size(self) -> int | None:
+        """Configured, else as the engine tells, else vLLM's default where we keep the books ourselves."""
         if self.block_size_override is not None:
             return self.block_size_override
-        return self.facts.block_size if self.facts else None
+        if self.facts is None or self.facts.block_size is not None:
+            return self.facts.block_size if self.facts else None
+        return None if self.facts.publishes_events else DEFAULT_BLOCK_SIZE
 
     def serves(self, model: str) -> bool:
         return self.facts is not None and any(m.name == model for m in self.facts.models)

@@ -91,10 +91,7 @@ def make_roster(
     for i, owner in enumerate(owners):
         classes.setdefault(owner.instance_class.name, (owner.instance_class, []))[1].append(i)
         if owner.block_size is not None:
-            served = owner.served_model(model)
-            base, lora = (served.parent, served.name) if served.parent else (served.name, None)
-            namespace = Namespace(model=base, block_size=owner.block_size, lora=lora)
-            caches.setdefault(namespace, []).append(i)
+            caches.setdefault(cache_namespace(owner, model, owner.block_size), []).append(i)
     return Roster(
         version=cluster.version,
         valid_until_s=valid_until_s,
@@ -114,6 +111,14 @@ def make_roster(
         ],
         excluded=excluded,
     )
+
+
+def cache_namespace(owner: InstanceState, model: str, block_size: int) -> Namespace:
+    """Where an instance caches prompts of a model or LoRA adapter, for the default tenant."""
+    served = owner.served_model(model)
+    if served.parent is None:
+        return Namespace(model=served.name, block_size=block_size)
+    return Namespace(model=served.parent, block_size=block_size, lora=served.name)
 
 
 def _with_role(owners: list[InstanceState], role: Role) -> Flags:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cache_index import CacheIndex, Tier, sequence_hashes
+from conductor.assumed_cache import AssumedCache
 from conductor.cluster import (
     Cluster,
     EngineFacts,
@@ -35,7 +36,7 @@ from conductor.placement import (
     Usage,
 )
 from conductor.policies import Candidates, Policy
-from conductor.roster import LoadTable, Roster, make_roster
+from conductor.roster import LoadTable, Roster, cache_namespace, make_roster
 
 # The length of an answer that nobody bounded, until it is learned: enters only decode capacity estimates.
 _ASSUMED_OUTPUT_TOKENS = 256
@@ -89,6 +90,7 @@ class Scheduler:
             for rank in instance.ranks:
                 self._loads.update(rank)
         self._active: dict[str, PlacementRecord] = {}
+        self._assumed = AssumedCache(index)
 
     # ---- requests ----
 
@@ -139,6 +141,10 @@ class Scheduler:
             self._loads.update(rank)
         self._active[placement.placement_id] = record
         self.records.add(record)
+        owner = self.cluster[prefill.holder.instance_id]
+        if self._assumed.is_assumed(prefill.holder) and len(request.tokens) and owner.block_size is not None:
+            namespace = replace(cache_namespace(owner, model, owner.block_size), tenant=request.tenant)
+            self._assumed.placed(placement.placement_id, request, prefill.holder, namespace, now_s)
         return placement
 
     def prefill_finished(self, placement_id: str, now_s: float) -> None:
@@ -161,7 +167,7 @@ class Scheduler:
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
         """The answer was sent completely."""
-        record = self._end(placement_id, now_s, "finished")
+        record = self._end(placement_id, now_s, "finished", usage)
         if record is not None:
             record.usage = usage
 
@@ -223,6 +229,7 @@ class Scheduler:
         instance.consecutive_failures = 0
         for rank in instance.ranks:
             self.index.register(rank.holder)
+            self._assumed.follow(rank.holder, facts)
 
     def instance_down(self, instance_id: str, reason: str) -> None:
         """An engine is gone: it is no candidate, and what it held is forgotten."""
@@ -231,6 +238,7 @@ class Scheduler:
             return
         self.cluster.set_health(instance, Health.DOWN, reason)
         for rank in instance.ranks:
+            self._assumed.forget(rank.holder)
             self.index.clear(rank.holder)
             rank.reported = None
 
@@ -345,7 +353,10 @@ class Scheduler:
         if instance is not None:
             instance.consecutive_failures = 0
 
-    def _end(self, placement_id: str, now_s: float, outcome: str) -> PlacementRecord | None:
+    def _end(
+        self, placement_id: str, now_s: float, outcome: str, usage: Usage | None = None
+    ) -> PlacementRecord | None:
+        self._assumed.ended(placement_id, usage)
         record = self._active.pop(placement_id, None)
         if record is None:
             return None

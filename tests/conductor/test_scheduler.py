@@ -19,6 +19,7 @@ from conductor.placement import (
     UnknownModelError,
     Usage,
 )
+from conductor.scheduler import Scheduler
 
 
 def test_the_instance_that_holds_the_prefix_prefills() -> None:
@@ -184,6 +185,46 @@ def test_late_reports_of_an_ended_placement_change_nothing() -> None:
     assert record is not None
     assert (record.outcome, record.ended_s, record.first_token_s) == ("cancelled", 0.1, None)
     assert scheduler.active_placements == 0
+
+
+def without_events(roles: str) -> Scheduler:
+    scheduler = make_scheduler(roles)
+    for instance in scheduler.cluster:
+        scheduler.instance_up(instance.instance_id, facts(publishes_events=False))
+    return scheduler
+
+
+def test_without_events_what_was_routed_is_assumed_to_be_cached() -> None:
+    scheduler = without_events("mm")
+    first = scheduler.place(request(1024), 0.0)
+    assert first.overlap_tokens == 0
+    scheduler.finished(first.placement_id, 0.1, Usage(1024, 8, 0))
+    second = scheduler.place(request(1024), 0.2)
+    assert second.prefill.instance_id == first.prefill.instance_id
+    assert second.overlap_tokens == 1024 - BLOCK
+    scheduler.finished(second.placement_id, 0.3, Usage(1024, 8, 1024 - BLOCK))
+    assert scheduler.place(request(1024), 0.4).overlap_tokens == 1024 - BLOCK, "the last block is recomputed"
+
+
+def test_an_eviction_that_shows_tells_of_all_that_was_used_before() -> None:
+    scheduler = without_events("m")
+    for seed, now_s in ((1, 0.0), (2, 1.0), (3, 2.0)):
+        scheduler.finished(
+            scheduler.place(request(1024, seed=seed), now_s).placement_id, now_s, Usage(1024, 8, 0)
+        )
+    again = scheduler.place(request(1024, seed=2), 3.0)
+    assert again.overlap_tokens == 1024 - BLOCK
+    scheduler.finished(again.placement_id, 3.1, Usage(1024, 8, 0))
+    overlaps = [scheduler.place(request(1024, seed=seed), 4.0).overlap_tokens for seed in (1, 2, 3)]
+    assert overlaps == [0, 1024 - BLOCK, 1024 - BLOCK], "1 was older than 2, which has been computed again"
+
+
+def test_an_engine_that_went_down_is_not_assumed_to_hold_anything() -> None:
+    scheduler = without_events("m")
+    scheduler.finished(scheduler.place(request(1024), 0.0).placement_id, 0.1, Usage())
+    scheduler.instance_down("m0", "gone")
+    scheduler.instance_up("m0", facts(publishes_events=False))
+    assert scheduler.place(request(1024), 0.2).overlap_tokens == 0
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -40,9 +40,10 @@ def make_scheduler(
     return scheduler
 
 
-def facts(*names: str) -> EngineFacts:
+def facts(*names: str, publishes_events: bool = True) -> EngineFacts:
     models = tuple(ServedModel(name) for name in names or ("llama",))
-    return EngineFacts((*models, ServedModel("adapter", parent=models[0].name)), block_size=BLOCK)
+    adapter = ServedModel("adapter", parent=models[0].name)
+    return EngineFacts((*models, adapter), block_size=BLOCK, publishes_events=publishes_events)
 
 
 def request(tokens: int = 1024, *, seed: int = 0, model: str = "llama", **fields: object) -> PlacementRequest:

@@ -1,0 +1,196 @@
+"""Residency of engines that publish no events: what was routed to them is assumed to be stored.
+
+Assumptions live in the same index as reported residencies. An engine's cache is taken to evict the least
+recently used blocks, of one request the deepest first, and nothing is believed longer than a time to live.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache_index.hashing import Hashes, Namespace
+from cache_index.named_blocks import store_missing
+from cache_index.radix import CacheIndex
+from cache_index.residency import Holder, Tier
+
+DEFAULT_TTL_S = 120.0
+DEFAULT_CAPACITY_BLOCKS = 16_384
+COMPACT_FACTOR = 4  # entries per block of capacity above which superseded ones are dropped
+
+
+@dataclass(slots=True)
+class _Run:
+    """The blocks of one assumption; those from ``stop`` on are gone, others may belong to a later run."""
+
+    number: int
+    at_s: float
+    namespace: Namespace
+    hashes: Hashes
+    keys: list[int]
+    stop: int
+
+
+class _Assumed:
+    """What one holder is assumed to have: blocks by key, each with the number of the run it was last in."""
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self.capacity_blocks = capacity_blocks
+        self.run_of: dict[int, int] = {}
+        self.runs: deque[_Run] = deque()
+        self.times: dict[int, float] = {}  # of the runs, by number
+        self.entries = 0  # of all runs
+        self.next_number = 0
+
+    def superseded(self, run: _Run) -> bool:
+        """Whether a later run has the run's deepest block, and with it all before."""
+        number = self.run_of.get(run.keys[run.stop - 1])
+        return number is not None and number != run.number
+
+
+class ApproximateResidency:
+    """Keeps assumptions of the holders that were added; calls for any other holder do nothing.
+
+    Not thread-safe. A call costs O(blocks given), eviction amortised; a holder never has more blocks in the
+    index than its capacity.
+    """
+
+    def __init__(self, index: CacheIndex, *, ttl_s: float = DEFAULT_TTL_S) -> None:
+        self._index = index
+        self._ttl_s = ttl_s
+        self._holders: dict[Holder, _Assumed] = {}
+
+    @property
+    def predicted(self) -> frozenset[Holder]:
+        """The holders whose residencies are assumptions."""
+        return frozenset(self._holders)
+
+    def is_predicted(self, holder: Holder) -> bool:
+        return holder in self._holders
+
+    def blocks(self, holder: Holder) -> int:
+        """How many blocks a holder is assumed to have."""
+        assumed = self._holders.get(holder)
+        return 0 if assumed is None else len(assumed.run_of)
+
+    def add(self, holder: Holder, capacity_blocks: int = DEFAULT_CAPACITY_BLOCKS) -> None:
+        """Begin to assume for a holder, which is registered; known assumptions are kept."""
+        if capacity_blocks <= 0:
+            raise ValueError(f"capacity_blocks must be positive, not {capacity_blocks}")
+        self._index.register(holder)
+        assumed = self._holders.setdefault(holder, _Assumed(capacity_blocks))
+        assumed.capacity_blocks = capacity_blocks
+        self._evict(holder, assumed, len(assumed.run_of) - capacity_blocks)
+
+    def remove(self, holder: Holder) -> None:
+        """Stop assuming for a holder and forget what was assumed."""
+        if self._holders.pop(holder, None) is not None:
+            self._index.clear(holder, Tier.DEVICE)
+
+    def forget(self, holder: Holder) -> None:
+        """The engine lost its cache."""
+        assumed = self._holders.get(holder)
+        if assumed is not None:
+            self._holders[holder] = _Assumed(assumed.capacity_blocks)
+            self._index.clear(holder, Tier.DEVICE)
+
+    def assume(self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float) -> int:
+        """A request with these blocks was sent to the holder.
+
+        Returns how many leading blocks were assumed before. Of a chain longer than the capacity its
+        beginning is kept.
+        """
+        assumed = self._holders.get(holder)
+        if assumed is None:
+            return 0
+        self._expire(holder, assumed, now_s)
+        hashes = np.ascontiguousarray(hashes[: assumed.capacity_blocks], np.uint64)
+        if not len(hashes):
+            return 0
+        keys = (hashes ^ np.uint64(namespace.domain)).tolist()
+        known = np.fromiter(map(assumed.run_of.__contains__, keys), np.bool_, len(keys))
+        run = _Run(assumed.next_number, now_s, namespace, hashes, keys, len(keys))
+        assumed.next_number += 1
+        assumed.runs.append(run)
+        assumed.times[run.number] = now_s
+        assumed.entries += len(keys)
+        assumed.run_of.update(dict.fromkeys(keys, run.number))
+        self._evict(holder, assumed, len(assumed.run_of) - assumed.capacity_blocks)
+        store_missing(self._index, holder, Tier.DEVICE, namespace, hashes, ~known)
+        _compact(assumed)
+        return len(keys) if known.all() else int(known.argmin())
+
+    def last_used_s(self, holder: Holder, namespace: Namespace, hashes: Hashes) -> list[float]:
+        """When each of the leading blocks that are assumed was last routed there; ends at the first unknown."""
+        assumed = self._holders.get(holder)
+        times: list[float] = []
+        if assumed is not None:
+            for key in (hashes ^ np.uint64(namespace.domain)).tolist():
+                number = assumed.run_of.get(key)
+                if number is None:
+                    break
+                times.append(assumed.times[number])
+        return times
+
+    def evicted(self, holder: Holder, last_used_s: float) -> int:
+        """The engine turned out to have evicted a block that was last used then.
+
+        An LRU cache has then evicted everything that was not used since; returns how many blocks that was.
+        """
+        assumed = self._holders.get(holder)
+        before = 0 if assumed is None else len(assumed.run_of)
+        while assumed is not None and assumed.runs and assumed.runs[0].at_s <= last_used_s:
+            self._evict_from_oldest(holder, assumed, len(assumed.run_of) + 1)
+        return 0 if assumed is None else before - len(assumed.run_of)
+
+    def expire(self, now_s: float) -> None:
+        """Drop what was not assumed again within the time to live, of all holders."""
+        for holder, assumed in self._holders.items():
+            self._expire(holder, assumed, now_s)
+
+    def _expire(self, holder: Holder, assumed: _Assumed, now_s: float) -> None:
+        while assumed.runs and assumed.runs[0].at_s + self._ttl_s <= now_s:
+            self._evict_from_oldest(holder, assumed, len(assumed.run_of) + 1)
+
+    def _evict(self, holder: Holder, assumed: _Assumed, blocks: int) -> None:
+        while blocks > 0:
+            blocks -= self._evict_from_oldest(holder, assumed, blocks)
+
+    def _evict_from_oldest(self, holder: Holder, assumed: _Assumed, blocks: int) -> int:
+        """Drop at most so many blocks of the oldest run; drop the run when none is left."""
+        run, run_of = assumed.runs[0], assumed.run_of
+        if assumed.superseded(run):
+            assumed.runs.popleft()
+            assumed.entries -= run.stop
+            return 0
+        evicted: list[int] = []
+        while run.stop and len(evicted) < blocks:
+            run.stop -= 1
+            assumed.entries -= 1
+            if run_of.get(run.keys[run.stop]) == run.number:
+                del run_of[run.keys[run.stop]]
+                evicted.append(run.stop)
+        if evicted:
+            self._index.remove(holder, Tier.DEVICE, run.namespace, run.hashes[evicted])
+        if not run.stop:
+            del assumed.times[assumed.runs.popleft().number]
+        return len(evicted)
+
+
+def _compact(assumed: _Assumed) -> None:
+    """Drop entries that a later run has taken over, when they are many."""
+    if assumed.entries <= COMPACT_FACTOR * assumed.capacity_blocks:
+        return
+    kept: deque[_Run] = deque()
+    for run in assumed.runs:
+        if assumed.superseded(run):
+            continue
+        alive = [i for i in range(run.stop) if assumed.run_of.get(run.keys[i]) == run.number]
+        if alive:
+            keys = [run.keys[i] for i in alive]
+            kept.append(_Run(run.number, run.at_s, run.namespace, run.hashes[alive], keys, len(keys)))
+    assumed.runs = kept
+    assumed.times = {run.number: run.at_s for run in kept}
+    assumed.entries = sum(run.stop for run in kept)

@@ -1,0 +1,219 @@
+"""Assumed residency against a plain model of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
+from cache_index.approximate import COMPACT_FACTOR, ApproximateResidency
+from cache_index.hashing import Hashes
+
+BLOCK = 4
+NAMESPACE = Namespace("tiny", BLOCK)
+OTHER = Namespace("tiny", BLOCK, "adapter")
+ENGINE = Holder("engine")
+TTL_S = 10.0
+
+
+def chain(*tokens: int) -> Hashes:
+    """Hashes of a prompt that repeats each token for a block."""
+    return sequence_hashes(np.repeat(np.array(tokens, np.uint32), BLOCK), BLOCK)
+
+
+def matched(index: CacheIndex, *tokens: int, namespace: Namespace = NAMESPACE) -> int:
+    row = index.holder_id(ENGINE)
+    assert row is not None
+    return int(index.match(namespace, chain(*tokens))[row, Tier.DEVICE])
+
+
+def made(capacity_blocks: int = 100) -> tuple[CacheIndex, ApproximateResidency]:
+    index = CacheIndex()
+    residency = ApproximateResidency(index, ttl_s=TTL_S)
+    residency.add(ENGINE, capacity_blocks)
+    return index, residency
+
+
+def test_what_was_routed_is_assumed() -> None:
+    index, residency = made()
+    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0) == 0
+    assert matched(index, 1, 2, 3, 4) == 3
+    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 9), 1.0) == 2
+    assert residency.blocks(ENGINE) == 4
+    assert residency.predicted == {ENGINE}
+    assert residency.is_predicted(ENGINE)
+    assert not residency.is_predicted(Holder("other"))
+
+
+def test_holders_that_were_not_added_are_left_alone() -> None:
+    index, residency = made()
+    other = Holder("publishes")
+    index.register(other)
+    assert residency.assume(other, NAMESPACE, chain(1), 0.0) == 0
+    assert residency.last_used_s(other, NAMESPACE, chain(1)) == []
+    assert residency.evicted(other, 1.0) == 0
+    residency.forget(other)
+    residency.remove(other)
+    assert index.stats().blocks == 0
+    assert residency.predicted == {ENGINE}
+
+
+def test_the_least_recently_used_go_first_and_of_one_request_the_deepest() -> None:
+    index, residency = made(capacity_blocks=4)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 5), 1.0)
+    assert (matched(index, 1, 2, 3), matched(index, 1, 5)) == (3, 2)
+    residency.assume(ENGINE, NAMESPACE, chain(6), 2.0)
+    assert (matched(index, 1, 2, 3), matched(index, 1, 5), matched(index, 6)) == (2, 2, 1)
+    assert residency.blocks(ENGINE) == 4
+
+
+def test_of_a_chain_beyond_the_capacity_the_beginning_is_kept() -> None:
+    index, residency = made(capacity_blocks=3)
+    residency.assume(ENGINE, NAMESPACE, chain(9, 8), 0.0)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, 4, 5), 1.0)
+    assert (matched(index, 1, 2, 3, 4, 5), matched(index, 9)) == (3, 0)
+
+
+def test_nothing_is_believed_beyond_its_time() -> None:
+    index, residency = made()
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2), 0.0)
+    residency.assume(ENGINE, NAMESPACE, chain(1), 6.0)
+    residency.expire(TTL_S)
+    assert matched(index, 1, 2) == 1
+    residency.expire(6.0 + TTL_S)
+    assert matched(index, 1) == 0
+    assert index.stats().residencies == 0
+
+
+def test_an_eviction_tells_of_everything_used_no_later() -> None:
+    index, residency = made()
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 7), 1.0)
+    residency.assume(ENGINE, NAMESPACE, chain(8), 2.0)
+    assert residency.last_used_s(ENGINE, NAMESPACE, chain(1, 2, 3, 4)) == [1.0, 0.0, 0.0]
+    assert residency.evicted(ENGINE, 0.0) == 2
+    assert (matched(index, 1, 2, 3), matched(index, 1, 7), matched(index, 8)) == (1, 2, 1)
+    assert residency.evicted(ENGINE, 1.0) == 2
+    assert (matched(index, 1, 7), matched(index, 8)) == (0, 1)
+
+
+def test_everything_dropped_leaves_a_working_book() -> None:
+    index, residency = made()
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2), 0.0)
+    assert residency.evicted(ENGINE, 0.0) == 2
+    residency.expire(2 * TTL_S)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2), 3 * TTL_S)
+    assert matched(index, 1, 2) == 2
+
+
+def test_forgetting_and_removing() -> None:
+    index, residency = made()
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2), 0.0)
+    residency.forget(ENGINE)
+    assert (matched(index, 1, 2), residency.blocks(ENGINE)) == (0, 0)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2), 0.0)
+    assert matched(index, 1, 2) == 2
+    residency.remove(ENGINE)
+    assert (matched(index, 1, 2), residency.predicted) == (0, frozenset())
+
+
+def test_other_tiers_of_the_holder_are_not_touched() -> None:
+    index, residency = made()
+    index.store(ENGINE, Tier.HOST, NAMESPACE, chain(1, 2))
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2), 0.0)
+    residency.remove(ENGINE)
+    assert {tier for _, tier in index.residencies(ENGINE)} == {Tier.HOST}
+
+
+def test_a_smaller_capacity_takes_effect_at_once() -> None:
+    index, residency = made(capacity_blocks=8)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, 4), 0.0)
+    residency.add(ENGINE, 2)
+    assert matched(index, 1, 2, 3, 4) == 2
+    with pytest.raises(ValueError, match="capacity_blocks"):
+        residency.add(ENGINE, 0)
+
+
+def test_a_hot_prefix_does_not_grow_the_books() -> None:
+    index, residency = made(capacity_blocks=16)
+    for number in range(2000):
+        residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, number % 5 + 10), number * 1e-3)
+    assumed = residency._holders[ENGINE]
+    assert assumed.entries <= COMPACT_FACTOR * 16
+    assert assumed.entries == sum(run.stop for run in assumed.runs)
+    assert len(assumed.run_of) == 8
+    assert index.stats().residencies == 8
+
+
+class Oracle:
+    """Blocks in order of use, oldest first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used_s: dict[int, float] = {}
+
+    def expire(self, now_s: float) -> None:
+        self.used_s = {key: at_s for key, at_s in self.used_s.items() if at_s + TTL_S > now_s}
+
+    def assume(self, keys: list[int], now_s: float) -> None:
+        self.expire(now_s)
+        for key in reversed(keys[: self.capacity]):
+            self.used_s.pop(key, None)
+            self.used_s[key] = now_s
+        while len(self.used_s) > self.capacity:
+            del self.used_s[next(iter(self.used_s))]
+
+    def evicted(self, last_used_s: float) -> None:
+        self.used_s = {key: at_s for key, at_s in self.used_s.items() if at_s > last_used_s}
+
+
+_PROMPTS = st.lists(st.integers(0, 2), min_size=0, max_size=7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    capacity=st.integers(1, 9),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["assume", "assume", "evicted", "expire"]),
+            _PROMPTS,
+            st.sampled_from([NAMESPACE, OTHER]),
+            st.integers(0, 7),
+            st.sampled_from([0.0, 0.5, 4.0]),
+        ),
+        max_size=40,
+    ),
+)
+def test_any_history_gives_what_the_oracle_holds(
+    capacity: int, steps: list[tuple[str, list[int], Namespace, int, float]]
+) -> None:
+    index, residency = made(capacity)
+    oracle, now_s = Oracle(capacity), 0.0
+    for action, prompt, namespace, cached, later_s in steps:
+        now_s += later_s
+        hashes = chain(*prompt)
+        keys = (hashes ^ np.uint64(namespace.domain)).tolist()
+        if action == "assume":
+            residency.assume(ENGINE, namespace, hashes, now_s)
+            oracle.assume(keys, now_s)
+        elif action == "evicted":
+            known = residency.last_used_s(ENGINE, namespace, hashes)
+            expected = list(itertools.takewhile(lambda at_s: at_s is not None, map(oracle.used_s.get, keys)))
+            assert known == expected
+            if cached < len(known):
+                residency.evicted(ENGINE, known[cached])
+                oracle.evicted(known[cached])
+        else:
+            residency.expire(now_s)
+            oracle.expire(now_s)
+        assert index.residencies(ENGINE) == {(key, Tier.DEVICE) for key in oracle.used_s}
+        assert residency.blocks(ENGINE) == len(oracle.used_s) <= capacity
+        assumed = residency._holders[ENGINE]
+        assert assumed.entries == sum(run.stop for run in assumed.runs)
+    residency.expire(now_s + TTL_S)
+    assert index.stats().residencies == 0
