@@ -1,7 +1,8 @@
 """What is cached where: block hashes, the radix index of residencies, and the events that feed it."""
 
 from cache_index.approximate import ApproximateResidency
-from cache_index.event_source import EventSource
+from cache_index.event_source import EventSource, StreamBooks
+from cache_index.event_sources import EventSources
 from cache_index.events import (
     BlocksCleared,
     BlocksRemoved,
@@ -12,9 +13,13 @@ from cache_index.events import (
 )
 from cache_index.hashing import Namespace, chain_hashes, fold_extra_keys, sequence_hashes
 from cache_index.ingest import IngestCounters, StreamIngest
+from cache_index.mooncake import MooncakeEventSource
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, IndexStats, Tier, TreeNode, UnknownHolderError
 from cache_index.self_check import KernelError, warm
+from cache_index.sglang_load import LoadStat, SglangLoadFeeds
+from cache_index.tier_scope import scoped_index
+from cache_index.trtllm import TrtllmEventSource
 from cache_index.zmq_source import StreamConfig, StreamStats, VllmEventSource
 
 __all__ = [
@@ -25,22 +30,29 @@ __all__ = [
     "CacheIndex",
     "EventBatch",
     "EventSource",
+    "EventSources",
     "Holder",
     "IndexStats",
     "IngestCounters",
     "KernelError",
+    "LoadStat",
     "MalformedEventError",
+    "MooncakeEventSource",
     "Namespace",
+    "SglangLoadFeeds",
+    "StreamBooks",
     "StreamConfig",
     "StreamIngest",
     "StreamStats",
     "Tier",
     "TreeNode",
+    "TrtllmEventSource",
     "UnknownHolderError",
     "VllmEventSource",
     "chain_hashes",
     "decode_batch",
     "fold_extra_keys",
+    "scoped_index",
     "sequence_hashes",
     "warm",
 ]

@@ -162,7 +162,7 @@ class ApproximateResidency:
         """Drop at most so many blocks of the oldest run; drop the run when none is left."""
         run, run_of = assumed.runs[0], assumed.run_of
         if assumed.superseded(run):
-            assumed.runs.popleft()
+            del assumed.times[assumed.runs.popleft().number]
             assumed.entries -= run.stop
             return 0
         evicted: list[int] = []

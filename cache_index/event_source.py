@@ -8,6 +8,12 @@ from cache_index.residency import Holder
 from cache_index.zmq_source import StreamConfig, StreamStats
 
 
+class StreamBooks(Protocol):
+    """Whatever can tell how its streams are doing."""
+
+    def stream_stats(self) -> list[StreamStats]: ...
+
+
 class EventSource(Protocol):
     """Keeps an index in step with engines. Methods may be called from any thread and do not wait for engines."""
 

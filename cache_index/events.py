@@ -174,8 +174,32 @@ def _stored(fields: dict[str, object]) -> BlocksStored:
         tier=_tier(fields) or Tier.DEVICE,
         # an adapter without a name still separates its blocks from those of the base model
         lora=lora_name if lora_name is not None or lora_id is None else f"id:{lora_id}",
-        extra_keys=_extra_keys(fields.get("extra_keys"), len(hashes), (lora_name, lora_id)),
+        extra_keys=_salted(
+            _extra_keys(fields.get("extra_keys"), len(hashes), (lora_name, lora_id)),
+            _salt(fields) if parent is None else "",
+            len(hashes),
+        ),
     )
+
+
+def _salt(fields: dict[str, object]) -> str:
+    """SGLang's cache salt, which every event of a salted prompt repeats; empty: none."""
+    salt = fields.get("cache_salt")
+    if salt is None:
+        return ""
+    if not isinstance(salt, str):
+        raise MalformedEventError("cache_salt", f"expected a text, got {type(salt).__name__}")
+    return salt
+
+
+def _salted(
+    extra_keys: tuple[tuple[object, ...], ...] | None, salt: str, blocks: int
+) -> tuple[tuple[object, ...], ...] | None:
+    """The extra keys with the salt among those of the first block, where vLLM puts it."""
+    if not salt or not blocks:
+        return extra_keys
+    first, *others = extra_keys or ((),) * blocks
+    return extra_keys if salt in first else ((salt, *first), *others)
 
 
 def _extra_keys(

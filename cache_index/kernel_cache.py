@@ -2,7 +2,8 @@
 
 Numba decides by a source file's time stamp whether a cached kernel is still good, and it does not see
 changes in the files a kernel calls into. A wrong guess returns wrong results without any error. The
-directory used here is therefore named after the hash of the kernels' own source and of Numba's version.
+directory used here is therefore named after the hash of all source that is compiled together, and of
+Numba's version.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import numba
 from numba.core import config
 
 
-def cache_directory(source: Path) -> Path:
-    """A writable directory that only this exact ``source`` uses.
+def cache_directory(*sources: Path) -> Path:
+    """A writable directory that only these exact ``sources`` use, the files whose code is compiled together.
 
     It lies under ``NUMBA_CACHE_DIR``, else ``XDG_CACHE_HOME``, else ``~/.cache``; where none of them
     can be written, a fresh temporary directory is used, and kernels are compiled on every start.
     """
-    digest = hashlib.sha256(source.read_bytes() + numba.__version__.encode()).hexdigest()[:16]
+    code = b"".join(source.read_bytes() for source in sources)
+    digest = hashlib.sha256(code + numba.__version__.encode()).hexdigest()[:16]
     home = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     base = Path(home) if home else Path.home() / ".cache"
     directory = base / "kv-conductor" / f"kernels-{digest}"

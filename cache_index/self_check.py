@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import numpy as np
 
-from cache_index import kernels
+from cache_index import kernels, wire_kernels
 from cache_index.arrays import KernelArrays
+from cache_index.wire_scratch import Scratch
 
 # XXH3-64 of the little-endian words 0, 1, 2, … n - 1 with seed 1337, for every branch of the algorithm
 KNOWN_HASHES = {
@@ -41,8 +43,10 @@ def ensure_ready() -> None:
     with _lock:
         if not _ready:
             kernels.compile_all()
+            wire_kernels.compile_all()
             _check_hashes()
             _check_index()
+            _check_wire()
             _ready = True
 
 
@@ -55,7 +59,7 @@ def _require(correct: bool, kernel: str) -> None:
     if not correct:
         raise KernelError(
             f"compiled kernel {kernel!r} returns wrong results; "
-            f"delete {kernels.CACHE_DIRECTORY} and start again"
+            f"delete {kernels.CACHE_DIRECTORY} and {wire_kernels.CACHE_DIRECTORY} and start again"
         )
 
 
@@ -93,3 +97,28 @@ def _check_index() -> None:
     kernels.remove(address, 0, chain, domain, 0)
     kernels.remove_linked(address, 1, chain + np.uint64(5), 0)
     _require(arrays.used(kernels.NODES) == arrays.used(kernels.LINKS) == 0, "remove")
+
+
+def _check_wire() -> None:
+    """Three blocks of a batch are stored, and removed by the next one."""
+    arrays, scratch = KernelArrays(), Scratch(1337)
+    arrays.slot_holder[0] = 0
+    arrays.holder_slots[0, 0] = 0
+    stored = ["BlockStored", [7, b"8" * 32, -9], None, list(range(48)), 16, None, "GPU"]
+    removed = {"type": "BlockRemoved", "block_hashes": [7, b"8" * 32, -9], "medium": "gpu"}
+    namespaces = np.array([16, 0, 77], np.uint64)
+    scratch.work[wire_kernels.NAMESPACES] = namespaces.ctypes.data
+    scratch.work[wire_kernels.NAMESPACE_ROWS] = 1
+    for event, nodes in (stored, 3), (removed, 0):
+        scratch.load([msgspec.msgpack.encode([0.5, [event], 0])])
+        scratch.begin(0)
+        read = wire_kernels.read_payloads(scratch.address)
+        scratch.work[wire_kernels.BUDGET] = 3
+        scratch.slots[:] = 0
+        answer = wire_kernels.run_program(arrays.address, scratch.address)
+        _require(read == 1 and scratch.work[wire_kernels.BLOCKS] == 3, "read_payloads")
+        _require(answer == wire_kernels.FINISHED, "run_program")
+        _require(arrays.used(kernels.NODES) == arrays.used(kernels.LINKS) == nodes, "run_program")
+        if event is stored:
+            node = kernels.resolve(arrays.address, np.uint64(7))
+            _require(int(node) == KNOWN_HASHES[16] ^ 77, "read_payloads")

@@ -16,15 +16,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from cache_index.events import MalformedEventError, decode_batch
 from cache_index.ingest import StreamIngest
 from cache_index.radix import CacheIndex
+from cache_index.readiness import Readiness
 from cache_index.replay import Sequencer, StreamState
 from cache_index.residency import Holder, UnknownHolderError
 
@@ -33,6 +32,7 @@ log = structlog.get_logger(__name__)
 END_OF_REPLAY = b"\xff" * 8
 MESSAGES_PER_TURN = 128  # per socket, before the others get theirs
 RECEIVE_HIGH_WATER_MARK = 100_000
+MAX_SOCKETS = 65_535  # three per stream at most; the library's own limit is 1,023
 HEARTBEAT_MS = 5_000
 IDLE_MS = 1_000
 
@@ -72,18 +72,22 @@ class StreamStats:
 
 
 class _Stream:
-    """Sockets and state of one stream. Only the receiver thread touches the sockets."""
+    """Sockets and state of one stream. Only the receiver thread touches the sockets.
 
-    def __init__(self, config: StreamConfig, index: CacheIndex) -> None:
+    Batches that the sequencer lets through are kept until the turn ends and then applied at once.
+    """
+
+    def __init__(self, config: StreamConfig, index: CacheIndex, readiness: Readiness[_Stream | None]) -> None:
         self.config = config
+        self._readiness = readiness
         self.ingest = StreamIngest(
             index, config.holder, config.model, tenant=config.tenant, block_size=config.block_size
         )
-        self.sequencer = Sequencer(self._apply, self.ingest.clear, self._request_replay)
+        self._payloads: list[bytes] = []
+        self.sequencer = Sequencer(self._payloads.append, self._clear, self._request_replay)
         self.subscriber: zmq.Socket[bytes] | None = None
         self.monitor: zmq.Socket[bytes] | None = None
         self.dealer: zmq.Socket[bytes] | None = None
-        self.watched: list[zmq.Socket[bytes]] = []
         self.removed = False
         self.malformed_frames = 0
         self.last_event_at_s: float | None = None
@@ -103,23 +107,26 @@ class _Stream:
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
         self.subscriber.connect(self.config.endpoint)
+        self._readiness.watch(self.monitor, self)
+        self._readiness.watch(self.subscriber, self)
 
     def close(self) -> None:
         self.close_dealer()
         if self.subscriber is not None:
             if self.monitor is not None:
+                self._readiness.forget(self.monitor)
                 self.subscriber.disable_monitor()
                 self.monitor.close(0)
+            self._readiness.forget(self.subscriber)
             self.subscriber.close(0)
         self.subscriber = self.monitor = None
+        self._readiness.drop(self)
 
     def close_dealer(self) -> None:
         if self.dealer is not None:
+            self._readiness.forget(self.dealer)
             self.dealer.close(0)
             self.dealer = None
-
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return [each for each in (self.monitor, self.dealer, self.subscriber) if each is not None]
 
     def serve(self, now_s: float) -> None:
         """Take what the sockets have, up to a limit.
@@ -138,6 +145,12 @@ class _Stream:
         if self.dealer is not None:
             self._serve_replay(self.dealer, now_s)
         self.tick(now_s)
+        self._apply()
+
+    def abandon(self) -> None:
+        """Something unexpected happened: nothing is certain any more."""
+        self._payloads.clear()
+        self.sequencer.doubt()
 
     def tick(self, now_s: float) -> None:
         """Do what is due; drop the socket of a replay that is over."""
@@ -150,18 +163,18 @@ class _Stream:
         with suppress(zmq.Again):
             while len(messages) < MESSAGES_PER_TURN:
                 messages.append(source.recv_multipart(zmq.NOBLOCK))
+            self._readiness.again(self)
         return messages
 
     def _serve_monitor(self, now_s: float) -> bool:
         """Whether a connection came up."""
         connected = False
-        with suppress(zmq.Again):
-            while self.monitor is not None:
-                if recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"] == zmq.EVENT_DISCONNECTED:
-                    self.sequencer.disconnected()
-                else:
-                    self.sequencer.connected(now_s)
-                    connected = True
+        while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"] == zmq.EVENT_DISCONNECTED:
+                self.sequencer.disconnected()
+            else:
+                self.sequencer.connected(now_s)
+                connected = True
         return connected
 
     def _serve_replay(self, dealer: zmq.Socket[bytes], now_s: float) -> None:
@@ -182,13 +195,18 @@ class _Stream:
             return
         self.sequencer.live(int.from_bytes(frames[-2], "big"), frames[-1], now_s)
 
-    def _apply(self, payload: bytes) -> None:
+    def _apply(self) -> None:
+        payloads = self._payloads[:]
+        self._payloads.clear()
         try:
-            self.ingest.apply(decode_batch(payload))
-        except MalformedEventError as error:
-            self._malformed(error.field, error.reason)
+            for error in self.ingest.apply_payloads(payloads):
+                self._malformed(error.field, error.reason)
         except UnknownHolderError:
             log.debug("kv_stream.holder_unregistered", holder=self.config.holder)
+
+    def _clear(self) -> None:
+        self._apply()
+        self.ingest.clear()
 
     def _malformed(self, field: str, reason: str) -> None:
         self.malformed_frames += 1
@@ -211,6 +229,7 @@ class _Stream:
             dealer.close(0)
             return False
         self.dealer = dealer
+        self._readiness.watch(dealer, self)
         return True
 
     def stats(self) -> StreamStats:
@@ -245,8 +264,9 @@ class VllmEventSource:
         self._wake_sender.setblocking(False)
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._poller = zmq.Poller()
-        self._owners: dict[Any, _Stream] = {}
+        self._readiness: Readiness[_Stream | None] = Readiness()  # None owns the wake-up
+        self._readiness.watch_descriptor(self._wake_receiver.fileno(), None)
+        self._open_streams: set[_Stream] = set()
         self._due: set[_Stream] = set()
 
     def start(self) -> None:
@@ -265,12 +285,13 @@ class VllmEventSource:
             self._thread.join()
         self._wake_receiver.close()
         self._wake_sender.close()
+        self._readiness.close()
 
     def add_stream(self, config: StreamConfig) -> None:
         """Follow a stream; its holder is registered. A stream of the same holder is replaced."""
         self.remove_stream(config.holder)
         self._index.register(config.holder)
-        stream = _Stream(config, self._index)
+        stream = _Stream(config, self._index, self._readiness)
         with self._lock:
             self._streams[config.holder] = stream
         self._order(lambda: self._open(stream))
@@ -308,18 +329,18 @@ class VllmEventSource:
 
     def _receive(self) -> None:
         self._context = zmq.Context()
-        self._poller.register(self._wake_receiver, zmq.POLLIN)
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         timeout_ms = IDLE_MS
         try:
             while not self._closed:
-                ready = dict(self._poller.poll(timeout_ms))
-                if ready.pop(self._wake_receiver.fileno(), None):
+                ready = self._readiness.wait(timeout_ms)
+                if None in ready:
                     self._run_commands()
-                served = self._serve(ready)
+                served = self._serve({stream for stream in ready if stream is not None})
                 reclaiming = not served and self._index.reclaim()
                 timeout_ms = 0 if reclaiming else self._timeout_ms()
         finally:
-            for stream in {*self._owners.values()}:
+            for stream in self._open_streams:
                 stream.close()
             self._context.destroy(0)
 
@@ -334,11 +355,10 @@ class VllmEventSource:
             with self._lock:
                 self._commands.popleft()()
 
-    def _serve(self, ready: dict[Any, int]) -> bool:
+    def _serve(self, ready: set[_Stream]) -> bool:
         """Serve the streams with something to read, and those with something due."""
-        waiting = {owner for each in ready if (owner := self._owners.get(each)) is not None}
         now_s = self._clock()
-        for stream in waiting | self._due:
+        for stream in ready | self._due:
             with self._lock:
                 if stream.removed:
                     continue
@@ -347,9 +367,9 @@ class VllmEventSource:
                 except Exception:
                     # A fault of ours must not stop the other streams; what this one has is in doubt.
                     log.exception("kv_stream.failed", holder=stream.config.holder)
-                    stream.sequencer.doubt()
-                self._watch(stream)
-        return bool(waiting)
+                    stream.abandon()
+                self._mind(stream)
+        return bool(ready)
 
     def _timeout_ms(self) -> int:
         deadlines = [each for stream in self._due if (each := stream.sequencer.deadline_s) is not None]
@@ -357,16 +377,8 @@ class VllmEventSource:
             return IDLE_MS
         return min(IDLE_MS, max(1, int(1000 * (min(deadlines) - self._clock())) + 1))
 
-    def _watch(self, stream: _Stream) -> None:
-        """Poll exactly the stream's present sockets, and mind its deadline."""
-        present = stream.sockets()
-        for gone in [each for each in stream.watched if each not in present]:
-            self._poller.unregister(gone)
-            del self._owners[gone]
-        for new in [each for each in present if each not in stream.watched]:
-            self._poller.register(new, zmq.POLLIN)
-            self._owners[new] = stream
-        stream.watched = present
+    def _mind(self, stream: _Stream) -> None:
+        """Remember whether something is due for the stream."""
         if stream.sequencer.deadline_s is None:
             self._due.discard(stream)
         else:
@@ -380,14 +392,15 @@ class VllmEventSource:
         except zmq.ZMQError as error:
             log.error("kv_stream.not_opened", endpoint=stream.config.endpoint, reason=str(error))
             stream.close()
-        self._watch(stream)
+            return
+        self._open_streams.add(stream)
 
     def _close(self, stream: _Stream) -> None:
         stream.close()
-        self._watch(stream)
+        self._open_streams.discard(stream)
         self._due.discard(stream)
 
     def _resync(self, stream: _Stream) -> None:
         if not stream.removed:
             stream.sequencer.resync(self._clock())
-            self._watch(stream)
+            self._mind(stream)

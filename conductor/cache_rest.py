@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from cache_index import CacheIndex, EventSource, StreamStats, TreeNode
+from cache_index import CacheIndex, StreamBooks, StreamStats, TreeNode
 
 
-def make_cache_router(index: CacheIndex, events: EventSource) -> APIRouter:
+def make_cache_router(index: CacheIndex, events: StreamBooks) -> APIRouter:
     """Routes under /v1/cache."""
     router = APIRouter(prefix="/v1/cache", tags=["cache"])
 

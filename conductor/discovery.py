@@ -1,7 +1,7 @@
 """Asking an engine what it serves, how it caches and where it publishes KV events. No configuration needed.
 
-Formats as recorded from vLLM 0.32: `/v1/models`, `/kv_event_sources`, and the `cache_config_info` and load
-gauges of `/metrics`.
+Formats as recorded from vLLM 0.32 (`/v1/models`, `/kv_event_sources`, the `cache_config_info` and load gauges
+of `/metrics`) and SGLang 0.5.23 (`kv_events` of `/server_info`); SGLang's gauges are named in its documentation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,23 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from cache_index import StreamConfig
+from cache_index import Holder, StreamConfig
+from cache_index.sglang_load import LoadStat
 from conductor.cluster import EngineFacts, InstanceState, ReportedLoad, ServedModel
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
 _CACHE_CONFIG = "vllm:cache_config_info"
+_FIELD_OF_GAUGE = {
+    _RUNNING: "running",
+    _WAITING: "waiting",
+    _KV_USAGE: "kv_usage",
+    "sglang:num_running_reqs": "running",
+    "sglang:num_queue_reqs": "waiting",
+    "sglang:token_usage": "kv_usage",
+}
+_WANTED_GAUGES = tuple(f"{gauge}{{" for gauge in (*_FIELD_OF_GAUGE, _CACHE_CONFIG))
 
 
 class ProbeError(Exception):
@@ -28,11 +38,27 @@ class ProbeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EventEndpoints:
-    """Where one rank publishes its KV events."""
+    """Where one rank publishes its KV events, and its load where it does.
+
+    ``namespaced`` is False for engines whose events do not tell requests with different extra keys apart:
+    they may seem to have cached a prompt that they have under another key only.
+    """
 
     endpoint: str
     replay_endpoint: str | None
     topic: str
+    load_endpoint: str | None = None
+    load_topic: str = ""
+    namespaced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What SGLang's /server_info says of caching; endpoints by rank."""
+
+    endpoints: dict[int, EventEndpoints]
+    block_size: int | None
+    kv_capacity_blocks: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +108,43 @@ async def fetch_event_endpoints(client: httpx.AsyncClient, url: str) -> dict[int
         raise ProbeError(f"GET /kv_event_sources has an unknown shape: {error!r}") from None
 
 
+async def fetch_server_info(client: httpx.AsyncClient, url: str) -> ServerInfo:
+    """SGLang's KV event and load endpoints; nothing when the engine is another or does not publish.
+
+    Every data-parallel rank publishes on ports of its own, one apart.
+    """
+    nothing = ServerInfo({}, None, None)
+    response = await client.get(f"{url}/server_info")
+    if response.status_code != 200:
+        return nothing
+    host = urlsplit(url).hostname or "127.0.0.1"
+    try:
+        info = response.json()
+        events = info.get("kv_events") if isinstance(info, dict) else None
+        if not events or events.get("publisher") != "zmq":
+            return nothing
+        block_size = int(events["block_size"])
+        capacity_tokens = _integer(info.get("max_total_num_tokens"))
+        return ServerInfo(
+            endpoints={
+                rank: EventEndpoints(
+                    endpoint=_rank_endpoint(events, "endpoint_port_base", rank, host) or "",
+                    replay_endpoint=_rank_endpoint(events, "replay_endpoint_port_base", rank, host),
+                    topic=events.get("topic") or "",
+                    load_endpoint=_rank_endpoint(events, "load_endpoint_port_base", rank, host),
+                    load_topic=events.get("load_topic") or "load",
+                    namespaced=events.get("format") == "dynamo",
+                )
+                for rank in range(int(events.get("dp_size") or 1))
+                if events["endpoint_port_base"]
+            },
+            block_size=block_size,
+            kv_capacity_blocks=None if capacity_tokens is None else capacity_tokens // block_size,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ProbeError(f"GET /server_info has an unknown shape: {error!r}") from None
+
+
 async def fetch_metrics(client: httpx.AsyncClient, url: str, now_s: float) -> EngineMetrics:
     """Load gauges and cache configuration; all unknown when the engine serves no /metrics."""
     response = await client.get(f"{url}/metrics")
@@ -96,15 +159,15 @@ async def fetch_metrics(client: httpx.AsyncClient, url: str, now_s: float) -> En
                     block_size = _integer(sample.labels.get("block_size"))
                     capacity = _integer(sample.labels.get("num_gpu_blocks"))
                 else:
-                    rank = _integer(sample.labels.get("engine")) or 0
-                    gauges.setdefault(rank, {})[sample.name] = sample.value
+                    rank = _integer(sample.labels.get("engine") or sample.labels.get("dp_rank")) or 0
+                    gauges.setdefault(rank, {})[_FIELD_OF_GAUGE[sample.name]] = sample.value
     except ValueError as error:
         raise ProbeError(f"GET /metrics is not in Prometheus' text format: {error}") from None
     loads = {
         rank: ReportedLoad(
-            running=int(values.get(_RUNNING, 0)),
-            waiting=int(values.get(_WAITING, 0)),
-            kv_usage=values.get(_KV_USAGE, 0.0),
+            running=int(values.get("running", 0)),
+            waiting=int(values.get("waiting", 0)),
+            kv_usage=values.get("kv_usage", 0.0),
             at_s=now_s,
         )
         for rank, values in gauges.items()
@@ -119,10 +182,14 @@ async def probe(
     models = await fetch_models(client, instance.url)
     endpoints = await fetch_event_endpoints(client, instance.url)
     metrics = await fetch_metrics(client, instance.url, now_s)
+    block_size, capacity_blocks = metrics.block_size, metrics.kv_capacity_blocks
+    if not endpoints and block_size is None:
+        info = await fetch_server_info(client, instance.url)
+        endpoints, block_size, capacity_blocks = info.endpoints, info.block_size, info.kv_capacity_blocks
     facts = EngineFacts(
         models=models,
-        block_size=metrics.block_size,
-        kv_capacity_blocks=metrics.kv_capacity_blocks,
+        block_size=block_size,
+        kv_capacity_blocks=capacity_blocks,
         publishes_events=bool(endpoints),
     )
     return facts, endpoints, metrics
@@ -146,10 +213,32 @@ def stream_configs(
     ]
 
 
+def load_endpoints(
+    instance: InstanceState, endpoints: dict[int, EventEndpoints]
+) -> dict[Holder, EventEndpoints]:
+    """The ranks that publish their load."""
+    return {
+        rank.holder: found
+        for rank in instance.ranks
+        if (found := endpoints.get(rank.target.rank)) is not None and found.load_endpoint is not None
+    }
+
+
+def reported_load(stat: LoadStat, now_s: float) -> ReportedLoad:
+    """SGLang's pushed load in the terms of the gauges."""
+    return ReportedLoad(running=stat.running, waiting=stat.waiting, kv_usage=stat.kv_usage, at_s=now_s)
+
+
 def _scheduling_lines(text: str) -> str:
     """Only the samples read here: parsing an engine's whole page costs a hundred times more."""
-    wanted = (_RUNNING + "{", _WAITING + "{", _KV_USAGE, _CACHE_CONFIG)
-    return "\n".join(line for line in text.splitlines() if line.startswith(wanted)) + "\n"
+    return "\n".join(line for line in text.splitlines() if line.startswith(_WANTED_GAUGES)) + "\n"
+
+
+def _rank_endpoint(events: dict[str, Any], port_base: str, rank: int, host: str) -> str | None:
+    base = events.get(port_base)
+    if not base:
+        return None
+    return _reachable(f"tcp://{events.get('endpoint_host') or '*'}:{int(base) + rank}", host)
 
 
 def _reachable(endpoint: str, host: str) -> str:

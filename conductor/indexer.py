@@ -8,6 +8,7 @@ data-parallel rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,9 +17,10 @@ import orjson
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from numpy.typing import NDArray
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cache_index import CacheIndex, EventSource, Holder, Namespace, StreamConfig, Tier, sequence_hashes
+from cache_index.hashing import Hashes
 
 _DEFAULT_TENANT = "default"
 _WORD = (1 << 64) - 1
@@ -35,9 +37,9 @@ class _Body(BaseModel):
 class Registration(_Body):
     """Where one rank of an engine publishes its KV events."""
 
-    endpoint: Annotated[str, Field(pattern=r"^tcp://[^*\s]+:\d+$")]
+    endpoint: Annotated[str, Field(pattern=r"^(tcp|http)://[^*\s]+:\d+$")]
     replay_endpoint: Annotated[str, Field(pattern=r"^tcp://[^*\s]+:\d+$")] | None = None
-    type: Literal["vLLM", "SGLang"] = "vLLM"
+    type: Literal["vLLM", "SGLang", "TensorRT-LLM", "Mooncake"] = "vLLM"
     model: Annotated[
         str, Field(min_length=1, validation_alias=AliasChoices("modelname", "model", "model_name"))
     ]
@@ -47,6 +49,13 @@ class Registration(_Body):
     block_size: BlockSize
     dp_rank: Annotated[int, Field(ge=0)] = 0
     topic: str = ""
+
+    @model_validator(mode="after")
+    def _scheme_of_type(self) -> Registration:
+        scheme = "http" if self.type == "TensorRT-LLM" else "tcp"
+        if not self.endpoint.startswith(scheme):
+            raise ValueError(f"the endpoint of a {self.type} engine must be {scheme}://host:port")
+        return self
 
 
 class Removal(_Body):
@@ -100,11 +109,11 @@ class RegisteredRank:
 
 
 class IndexerService:
-    """Registered ranks, and matches over them."""
+    """Registered ranks, and matches over them. ``sources`` by the type that an engine registers with."""
 
-    def __init__(self, index: CacheIndex, events: EventSource) -> None:
+    def __init__(self, index: CacheIndex, sources: Mapping[str, EventSource]) -> None:
         self._index = index
-        self._events = events
+        self._sources = sources
         self._ranks: dict[Holder, RegisteredRank] = {}
 
     def register(self, registration: Registration) -> None:
@@ -120,7 +129,7 @@ class IndexerService:
             block_size=registration.block_size,
             kind=registration.type,
         )
-        self._events.add_stream(
+        self._sources[registration.type].add_stream(
             StreamConfig(
                 holder=holder,
                 model=registration.model,
@@ -144,7 +153,7 @@ class IndexerService:
         ]
         for known in removed:
             del self._ranks[known.holder]
-            self._events.remove_stream(known.holder)
+            self._sources[known.kind].remove_stream(known.holder)
             self._index.unregister(known.holder)
         return removed
 
@@ -159,7 +168,7 @@ class IndexerService:
         hashes = np.array([value & _WORD for value in query.seq_hashes], dtype=np.uint64)
         return self._query(query, lambda size: hashes)
 
-    def _query(self, query: _Context, hashes_for: Any) -> dict[str, Any]:
+    def _query(self, query: _Context, hashes_for: Callable[[int], Hashes]) -> dict[str, Any]:
         tenant = query.tenant_id or _DEFAULT_TENANT
         by_size: dict[int, list[RegisteredRank]] = {}
         for known in self._ranks.values():

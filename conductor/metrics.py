@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cache_index import CacheIndex, EventSource
+from cache_index import CacheIndex, StreamBooks
 from conductor.cluster import Health
 from conductor.scheduler import Scheduler
 
@@ -57,7 +57,7 @@ class ClusterCollector(Collector):
 class IndexCollector(Collector):
     """The index and the KV event streams that feed it."""
 
-    def __init__(self, index: CacheIndex, events: EventSource) -> None:
+    def __init__(self, index: CacheIndex, events: StreamBooks) -> None:
         self._index = index
         self._events = events
 

@@ -8,9 +8,16 @@ from collections.abc import Callable
 import httpx
 import structlog
 
-from cache_index import EventSource
+from cache_index import EventSource, Holder
 from conductor.cluster import Health, InstanceState, ReportedLoad
-from conductor.discovery import EventEndpoints, ProbeError, fetch_metrics, probe, stream_configs
+from conductor.discovery import (
+    EventEndpoints,
+    ProbeError,
+    fetch_metrics,
+    load_endpoints,
+    probe,
+    stream_configs,
+)
 from conductor.scheduler import Scheduler
 
 _log = structlog.get_logger(__name__)
@@ -21,7 +28,8 @@ class ClusterMonitor:
 
     An engine that refuses connections is down at once; one that is slow or answers errors is down after
     ``unhealthy_after`` probes in a row. When it comes back its event stream is read from the start, so nothing
-    that its former life cached survives. ``on_down`` is called with the instance and the reason.
+    that its former life cached survives. ``on_down`` is called with the instance and the reason,
+    ``follow_load`` with every rank that publishes its load, the endpoint and the topic.
     """
 
     def __init__(
@@ -35,6 +43,7 @@ class ClusterMonitor:
         unhealthy_after: int,
         endpoint_overrides: dict[str, dict[int, EventEndpoints]] | None = None,
         on_down: Callable[[str, str], None] = lambda instance_id, reason: None,
+        follow_load: Callable[[Holder, str, str], None] = lambda holder, endpoint, topic: None,
     ) -> None:
         self._scheduler = scheduler
         self._events = events
@@ -42,6 +51,7 @@ class ClusterMonitor:
         self._interval_s = interval_s
         self._unhealthy_after = unhealthy_after
         self._on_down = on_down
+        self._follow_load = follow_load
         self._overrides = endpoint_overrides or {}
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,6 +109,9 @@ class ClusterMonitor:
             for stream in streams:
                 self._events.add_stream(stream)
             self._streams[instance.instance_id] = [s.endpoint for s in streams]
+        for holder, found in load_endpoints(instance, endpoints).items():
+            if found.load_endpoint is not None:
+                self._follow_load(holder, found.load_endpoint, found.load_topic)
         self._report(instance, metrics.loads)
         _log.info(
             "instance is back" if returning else "instance is up",

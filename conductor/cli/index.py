@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from contextlib import AsyncExitStack
 from typing import Annotated
 
@@ -14,9 +15,10 @@ from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from rich.console import Console
 
-from cache_index import CacheIndex, VllmEventSource
+from cache_index import CacheIndex
 from conductor import __version__
 from conductor.cache_rest import make_cache_router
+from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.logs import configure_logs
 from conductor.config import Config, ConfigError, load_config
 from conductor.indexer import IndexerService, make_indexer_router
@@ -32,7 +34,9 @@ def index(
     """Serve the cache index alone, for routers of your own.
 
     Wire-compatible with Mooncake's indexer API (RFC #1403): POST /register, /unregister, /query,
-    /query_by_hash. Also /v1/cache/lookup, /v1/cache/tree, /v1/cache/streams, /metrics, /health and /docs.
+    /query_by_hash. Events come from vLLM, SGLang, TensorRT-LLM and Mooncake's master as registered, from
+    LMCache servers whose coordinator is http://HOST:PORT/lmcache, and by POST /v1/events. Also
+    /v1/cache/lookup, /v1/cache/tree, /v1/cache/streams, /metrics, /health and /docs.
     """
     config = load_config(flags={"server": {"host": host, "port": port}, "log": {"level": log_level}})
     configure_logs(config.log)
@@ -45,10 +49,12 @@ async def _serve(config: Config) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     async with AsyncExitStack() as stack:
         cache_index = CacheIndex()
-        events = VllmEventSource(cache_index)
-        events.start()
-        stack.callback(events.close)
-        app = _make_app(cache_index, events)
+        feeds = EventFeeds(cache_index, time.monotonic)
+        feeds.start()
+        stack.callback(feeds.close)
+        expiry = asyncio.create_task(feeds.expire_forever())
+        stack.callback(expiry.cancel)
+        app = _make_app(cache_index, feeds)
         address = f"{config.server.host}:{config.server.port}"
         try:
             listening = listen(config.server.host, config.server.port)
@@ -67,12 +73,14 @@ async def _serve(config: Config) -> None:
         await serving
 
 
-def _make_app(cache_index: CacheIndex, events: VllmEventSource) -> FastAPI:
+def _make_app(cache_index: CacheIndex, feeds: EventFeeds) -> FastAPI:
     app = FastAPI(title="Conductor index", version=__version__)
-    app.include_router(make_indexer_router(IndexerService(cache_index, events)))
-    app.include_router(make_cache_router(cache_index, events))
+    app.include_router(make_indexer_router(IndexerService(cache_index, feeds.by_kind)))
+    app.include_router(make_cache_router(cache_index, feeds))
+    for router, prefix in feeds.routers():
+        app.include_router(router, prefix=prefix)
     registry = CollectorRegistry()
-    registry.register(IndexCollector(cache_index, events))
+    registry.register(IndexCollector(cache_index, feeds))
 
     @app.get("/health", tags=["operations"])
     async def health() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import signal
@@ -19,14 +20,15 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cache_index import CacheIndex, VllmEventSource
+from cache_index import CacheIndex, Holder, LoadStat, SglangLoadFeeds
 from conductor.cache_rest import make_cache_router
 from conductor.cli.emulation import EmulatedCluster
+from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.logs import configure_logs
 from conductor.cluster import Cluster, make_instance
 from conductor.config import Config, ConfigError, InstanceConfig, load_config
 from conductor.costs import CATALOGUE, PrefillCalibration, dump_calibrations, load_calibrations
-from conductor.discovery import EventEndpoints
+from conductor.discovery import EventEndpoints, reported_load
 from conductor.metrics import ClusterCollector, IndexCollector
 from conductor.monitor import ClusterMonitor
 from conductor.policies import make_policy
@@ -117,7 +119,7 @@ async def _serve(config: Config) -> None:
         cluster = _make_cluster(instances)
         store: StateStore = FileStateStore(config.state_dir) if config.state_dir else MemoryStateStore()
         index = CacheIndex()
-        events = VllmEventSource(index)
+        feeds = EventFeeds(index, clock)
         scheduler = Scheduler(
             cluster,
             index,
@@ -134,12 +136,14 @@ async def _serve(config: Config) -> None:
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         services = _make_services(config, scheduler, client, clock, emulated)
         services.metrics.registry.register(ClusterCollector(scheduler, clock))
-        services.metrics.registry.register(IndexCollector(index, events))
+        services.metrics.registry.register(IndexCollector(index, feeds))
         app = create_app(
             services,
             not_ready_reason=lambda: scheduler.why_not_ready(clock()),
-            routers=[make_rest_router(scheduler, index, clock), make_cache_router(index, events)],
+            routers=[make_rest_router(scheduler, index, clock), make_cache_router(index, feeds)],
         )
+        for router, prefix in feeds.routers():
+            app.include_router(router, prefix=prefix)
         server = FrontDoorServer(app, services, host=config.server.host, port=config.server.port)
         try:
             await server.start()
@@ -151,17 +155,23 @@ async def _serve(config: Config) -> None:
         if emulated is not None:
             stack.push_async_callback(emulated.stop)
             await emulated.start()
-        events.start()
-        stack.callback(events.close)
+        feeds.start()
+        stack.callback(feeds.close)
+        expiry = asyncio.create_task(feeds.expire_forever())
+        stack.callback(expiry.cancel)
+        loads = SglangLoadFeeds(_deliver_on_loop(scheduler, clock))
+        loads.start()
+        stack.callback(loads.close)
         monitor = ClusterMonitor(
             scheduler,
-            events,
+            feeds.engines,
             clock,
             interval_s=config.health.interval_s,
             timeout_s=config.health.timeout_s,
             unhealthy_after=config.health.unhealthy_after,
             endpoint_overrides=_endpoint_overrides(instances),
             on_down=services.instance_lost,
+            follow_load=loads.follow,
         )
         monitor.start()
         stack.push_async_callback(monitor.close)
@@ -172,6 +182,21 @@ async def _serve(config: Config) -> None:
             _announce(console, scheduler, server.url)
         await stop.wait()
         console.print("stopping; streams under way may finish")
+
+
+def _deliver_on_loop(scheduler: Scheduler, clock: Callable[[], float]) -> Callable[[Holder, LoadStat], None]:
+    """Pushed loads arrive on a thread of their own; the scheduler belongs to the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def report(holder: Holder, stat: LoadStat) -> None:
+        if scheduler.cluster.rank(holder) is not None:
+            scheduler.report_load(holder.instance_id, holder.rank, reported_load(stat, clock()))
+
+    def deliver(holder: Holder, stat: LoadStat) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has stopped
+            loop.call_soon_threadsafe(report, holder, stat)
+
+    return deliver
 
 
 def _make_cluster(instances: list[InstanceConfig]) -> Cluster:

@@ -146,6 +146,7 @@ def test_a_hot_prefix_does_not_grow_the_books() -> None:
     assumed = residency._holders[ENGINE]
     assert assumed.entries <= COMPACT_FACTOR * 16
     assert assumed.entries == sum(run.stop for run in assumed.runs)
+    assert set(assumed.times) == {run.number for run in assumed.runs}
     assert len(assumed.run_of) == 8
     assert index.stats().residencies == 8
 
@@ -215,5 +216,6 @@ def test_any_history_gives_what_the_oracle_holds(
         assert residency.blocks(ENGINE) == len(oracle.used_s) <= capacity
         assumed = residency._holders[ENGINE]
         assert assumed.entries == sum(run.stop for run in assumed.runs)
+        assert set(assumed.times) == {run.number for run in assumed.runs}
     residency.expire(now_s + TTL_S)
     assert index.stats().residencies == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 import time
@@ -18,10 +19,12 @@ from cache_index import (
     Holder,
     Namespace,
     StreamConfig,
+    StreamIngest,
     StreamStats,
     VllmEventSource,
     replay,
     sequence_hashes,
+    zmq_source,
 )
 
 HOLDER = Holder("engine", 0)
@@ -336,6 +339,66 @@ def test_an_unregistered_holder_does_not_stop_the_thread(setup: Setup, engines: 
     wait_for(lambda: setup.stats().batches == 1)
     setup.follow(engine)
     assert setup.blocks(1) == 1
+
+
+def test_more_messages_than_one_turn_takes(
+    setup: Setup, engines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn leaves messages unread, and nothing new arrives that would tell of them."""
+    monkeypatch.setattr(zmq_source, "MESSAGES_PER_TURN", 3)
+    busy, calm = engines(), engines()
+    for number in range(50):
+        busy.publish(stored(100 + number, number, 99 + number if number else None))
+    setup.follow(busy)
+    setup.follow(calm, Holder("calm"))
+    assert setup.blocks(*range(50)) == 50
+    for number in range(50, 100):
+        busy.publish(stored(100 + number, number, 99 + number))
+    calm.publish(stored(1, 1))
+    wait_for(lambda: setup.blocks(*range(100)) == 100)
+    wait_for(lambda: setup.blocks(1, holder=Holder("calm")) == 1)
+    assert (setup.stats().batches, setup.stats().events, setup.stats().gaps) == (100, 100, 0)
+
+
+def test_a_fault_of_ours_puts_one_stream_in_doubt_and_spares_the_others(
+    setup: Setup, engines: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, sound = engines(), engines()
+    setup.follow(broken)
+    setup.follow(sound, Holder("sound"))
+    broken.publish(stored(1, 1))
+    wait_for(lambda: setup.blocks(1) == 1)
+    apply_payloads = StreamIngest.apply_payloads
+
+    def fail(ingest: StreamIngest, payloads: list[bytes]) -> Any:
+        if any(b"marked" in payload for payload in payloads):
+            raise RuntimeError("a fault")
+        return apply_payloads(ingest, payloads)
+
+    monkeypatch.setattr(StreamIngest, "apply_payloads", fail)
+    broken.publish({"type": "marked"})
+    wait_for(lambda: setup.stats().state == "cold")
+    assert setup.blocks(1) == 0
+    sound.publish(stored(2, 2))
+    wait_for(lambda: setup.blocks(2, holder=Holder("sound")) == 1)
+    broken.publish(stored(3, 3))
+    wait_for(lambda: setup.blocks(3) == 1)
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 8192, reason="too few open files")
+def test_hundreds_of_streams(setup: Setup, engines: Make) -> None:
+    """More sockets than the library allows by default."""
+    engine = engines(replayable=False)
+    holders = [Holder("engine", rank) for rank in range(600)]
+    for holder in holders:
+        setup.source.add_stream(engine.config(holder))
+    wait_for(lambda: all(each.state != "connecting" for each in setup.source.stream_stats()))
+
+    def everyone_has_it() -> bool:
+        engine.publish(stored(1, 1))  # again, until the last subscription is there
+        return min(setup.blocks(1, holder=holder) for holder in holders) == 1
+
+    wait_for(everyone_has_it)
 
 
 def test_ranks_are_streams_of_their_own(setup: Setup, engines: Make) -> None:

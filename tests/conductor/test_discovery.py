@@ -8,7 +8,8 @@ import httpx
 import pytest
 from aiohttp import web
 
-from cache_index import Holder, StreamConfig
+from cache_index import CacheIndex, Holder, StreamConfig
+from cache_index.sglang_load import LoadStat
 from conductor.cluster import Cluster, Health, make_instance
 from conductor.costs import LLAMA_8B_H100
 from conductor.discovery import (
@@ -16,7 +17,10 @@ from conductor.discovery import (
     fetch_event_endpoints,
     fetch_metrics,
     fetch_models,
+    fetch_server_info,
+    load_endpoints,
     probe,
+    reported_load,
     stream_configs,
 )
 from conductor.monitor import ClusterMonitor
@@ -46,6 +50,30 @@ SOURCES = {
     },
     "1": {"endpoint": "tcp://10.1.1.1:5602", "replay_endpoint": None},
 }
+SERVER_INFO = {
+    "max_total_num_tokens": 3200,
+    "kv_events": {
+        "publisher": "zmq",
+        "endpoint_host": "*",
+        "endpoint_port_base": 6001,
+        "topic": "kv-events",
+        "block_size": 16,
+        "dp_size": 2,
+        "load_endpoint_port_base": 6011,
+        "load_topic": "load",
+        "replay_endpoint_port_base": 6021,
+    },
+}
+SGLANG_METRICS = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{model_name="tiny",dp_rank="1"} 4.0
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{model_name="tiny",dp_rank="1"} 7.0
+# TYPE sglang:token_usage gauge
+sglang:token_usage{model_name="tiny",dp_rank="1"} 0.5
+# TYPE sglang:num_running_reqs_offline_batch gauge
+sglang:num_running_reqs_offline_batch{model_name="tiny"} 9.0
+"""
 MODELS = {"data": [{"id": "tiny", "max_model_len": 4096}, {"id": "lora1", "parent": "tiny"}]}
 
 
@@ -166,6 +194,70 @@ async def test_broken_metrics_are_a_precise_error(engine: FakeEngine, client: ht
         await fetch_metrics(client, engine.url, 0.0)
 
 
+async def test_sglang_tells_its_ports_by_rank(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+    engine.answers = {"/v1/models": MODELS, "/server_info": SERVER_INFO, "/metrics": SGLANG_METRICS}
+    instance = _instance(engine.url, ranks=2)
+    facts, endpoints, metrics = await probe(client, instance, now_s=5.0)
+    assert (facts.block_size, facts.kv_capacity_blocks, facts.publishes_events) == (16, 200, True)
+    streams = stream_configs(instance, facts, endpoints)
+    assert [(s.endpoint, s.replay_endpoint, s.topic) for s in streams] == [
+        ("tcp://127.0.0.1:6001", "tcp://127.0.0.1:6021", "kv-events"),
+        ("tcp://127.0.0.1:6002", "tcp://127.0.0.1:6022", "kv-events"),
+    ]
+    feeds = load_endpoints(instance, endpoints)
+    assert feeds[Holder("a", 1)].load_endpoint == "tcp://127.0.0.1:6012"
+    assert feeds[Holder("a", 1)].load_topic == "load"
+    load = metrics.loads[1]
+    assert (load.running, load.waiting, load.kv_usage) == (4, 7, 0.5)
+
+
+async def test_sglang_events_are_namespaced_in_one_format_only(
+    engine: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    engine.answers["/server_info"] = SERVER_INFO
+    assert not (await fetch_server_info(client, engine.url)).endpoints[0].namespaced
+    engine.answers["/server_info"] = {"kv_events": {**SERVER_INFO["kv_events"], "format": "dynamo"}}
+    assert (await fetch_server_info(client, engine.url)).endpoints[0].namespaced
+
+
+@pytest.mark.parametrize("info", [{}, {"kv_events": None}, {"kv_events": {"publisher": "null"}}, [1]])
+async def test_a_server_without_events_says_nothing(
+    engine: FakeEngine, client: httpx.AsyncClient, info: object
+) -> None:
+    engine.answers["/server_info"] = info
+    assert (await fetch_server_info(client, engine.url)).endpoints == {}
+
+
+async def test_replay_and_load_feed_are_optional(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+    events = {"publisher": "zmq", "endpoint_port_base": 6001, "block_size": 16}
+    engine.answers["/server_info"] = {"kv_events": events}
+    found = (await fetch_server_info(client, engine.url)).endpoints
+    assert (found[0].replay_endpoint, found[0].load_endpoint) == (None, None)
+    assert load_endpoints(_instance(engine.url), found) == {}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        {"publisher": "zmq"},
+        {"publisher": "zmq", "endpoint_port_base": "x", "block_size": 16},
+        {"publisher": "zmq", "endpoint_port_base": 1, "block_size": None},
+        7,
+    ],
+)
+async def test_a_strange_server_info_is_a_precise_error(
+    engine: FakeEngine, client: httpx.AsyncClient, events: object
+) -> None:
+    engine.answers["/server_info"] = {"kv_events": events}
+    with pytest.raises(ProbeError, match="/server_info"):
+        await fetch_server_info(client, engine.url)
+
+
+def test_a_pushed_load_reads_like_the_gauges() -> None:
+    load = reported_load(LoadStat(3, 2, 800, 3200, 1, 96, 900, 16, 5, 6), now_s=7.0)
+    assert (load.running, load.waiting, load.kv_usage, load.at_s) == (3, 2, 0.25, 7.0)
+
+
 class RecordingEvents:
     """An event source that only remembers what it was told."""
 
@@ -198,8 +290,6 @@ async def _until(condition) -> None:
 
 @pytest.fixture
 async def watched(engine: FakeEngine) -> AsyncIterator[tuple[Scheduler, RecordingEvents]]:
-    from cache_index import CacheIndex
-
     cluster = Cluster()
     cluster.add(_instance(engine.url))
     scheduler = Scheduler(cluster, CacheIndex(), make_policy("slo"), Objectives(), SuspensionPolicy())
@@ -226,6 +316,27 @@ async def test_an_engine_comes_up_goes_and_comes_back_with_its_stream_read_anew(
     await engine.start()
     await _until(lambda: instance.health is Health.UP)
     assert events.calls == [("add", Holder("a", 0)), ("resync", Holder("a", 0))]
+
+
+async def test_a_load_feed_is_followed(engine: FakeEngine) -> None:
+    engine.answers = {"/v1/models": MODELS, "/server_info": SERVER_INFO}
+    cluster = Cluster()
+    cluster.add(_instance(engine.url))
+    scheduler = Scheduler(cluster, CacheIndex(), make_policy("slo"), Objectives(), SuspensionPolicy())
+    followed: list[tuple[Holder, str, str]] = []
+    monitor = ClusterMonitor(
+        scheduler,
+        RecordingEvents(),
+        time.monotonic,
+        interval_s=0.02,
+        timeout_s=1.0,
+        unhealthy_after=2,
+        follow_load=lambda *found: followed.append(found),
+    )
+    monitor.start()
+    await _until(lambda: bool(followed))
+    await monitor.close()
+    assert followed == [(Holder("a", 0), "tcp://127.0.0.1:6011", "load")]
 
 
 async def test_a_moved_event_endpoint_is_followed(

@@ -22,7 +22,7 @@ def api() -> Iterator[TestClient]:
     events = VllmEventSource(index)
     events.start()
     app = FastAPI()
-    app.include_router(make_indexer_router(IndexerService(index, events)))
+    app.include_router(make_indexer_router(IndexerService(index, {"vLLM": events})))
     with TestClient(app) as client:
         yield client
     events.close()
@@ -145,6 +145,17 @@ def test_unregistering_forgets(api: TestClient, engine: KvPublisher) -> None:
             "/register",
             {"endpoint": "tcp://*:1", "modelname": "m", "instance_id": "a", "block_size": 16},
             "endpoint",
+        ),
+        (
+            "/register",
+            {
+                "endpoint": "tcp://x:1",
+                "modelname": "m",
+                "instance_id": "a",
+                "block_size": 16,
+                "type": "TensorRT-LLM",
+            },
+            "must be http://host:port",
         ),
         ("/query", {"model": "m", "token_ids": [1, -1]}, "token_ids"),
         ("/query", {"token_ids": [1]}, "model"),

@@ -59,6 +59,21 @@ def test_the_index_alone_answers_a_router_of_another_kind() -> None:
         for path in ("/query", "/v1/cache/lookup"):
             answer = httpx.post(f"{index_url}{path}", json=query, trust_env=False).json()
             assert answer["default"]["engine-0"]["longest_matched"] == 160
+        pushed = {
+            "event_id": 1,
+            "event_type": "stored",
+            "model_name": "m",
+            "block_size": 16,
+            "backend_id": "store-0",
+            "medium": "cpu",
+            "seq_hashes": [1],
+            "token_ids": PROMPT[:16],
+        }
+        answer = httpx.post(f"{index_url}/v1/events", json=[pushed], trust_env=False)
+        assert (answer.status_code, answer.json()["applied"]) == (200, 1)
+        streams = httpx.get(f"{index_url}/v1/cache/streams", trust_env=False).json()["streams"]
+        assert {s["instance"] for s in streams} == {"engine-0", "store-0"}
+        assert httpx.get(f"{index_url}/lmcache/healthz", trust_env=False).status_code == 200
         assert "conductor_index_blocks" in httpx.get(f"{index_url}/metrics", trust_env=False).text
         assert "/query" in httpx.get(f"{index_url}/openapi.json", trust_env=False).json()["paths"]
     finally:

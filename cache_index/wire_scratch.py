@@ -1,0 +1,93 @@
+"""The memory behind the wire kernels: payloads, and the program that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_index import kernels as k
+from cache_index import wire_kernels as w
+from cache_index.residency import _MEDIA
+
+PAYLOADS_AT_ONCE = 1024
+EXTRA_KEYS_BYTES = 1 << 12
+SMALLEST_EVENT = 14  # bytes; bounds the number of operations in a payload
+
+
+class Scratch:
+    """Memory that the kernels work in; one per thread, shared by all streams that the thread applies."""
+
+    def __init__(self, seed: int) -> None:
+        self._array = np.zeros(w.WORK_WORDS, np.int64)
+        self.address = int(self._array.ctypes.data)
+        self.work = _integers(self._array)  # gives plain integers, and faster than the array does
+        self._owned: dict[int, NDArray[Any]] = {}
+        self._capacity = 0
+        self.work[w.SEED] = seed
+        self._own(w.SECRETS, k.secrets_for(seed))
+        self._own(w.PLAIN_SECRETS, k.secrets_for(0))
+        self._own(w.LANES, np.zeros(8, np.uint64))
+        self._own(w.KEYS, np.zeros(EXTRA_KEYS_BYTES, np.uint8))
+        self.work[w.KEYS_BYTES] = EXTRA_KEYS_BYTES
+        self._own(w.MEDIA, _media())
+        self.work[w.MEDIA_ROWS] = len(_MEDIA)
+        self._ends = _integers(self._own(w.ENDS, np.zeros(PAYLOADS_AT_ONCE, np.int64)))
+        self.slots = self._own(w.SLOTS, np.zeros(k.TIERS, np.int64))
+        self._reserve(1 << 14)
+
+    def load(self, payloads: Sequence[bytes]) -> None:
+        """Make ``payloads``, at most PAYLOADS_AT_ONCE, the ones to be read."""
+        joined = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+        if len(joined) > self._capacity:
+            self._reserve(max(2 * self._capacity, len(joined)))
+        self._bytes[: len(joined)] = joined
+        end = 0
+        for number, payload in enumerate(payloads):
+            end += len(payload)
+            self._ends[number] = end
+        self.work[w.PAYLOADS] = len(payloads)
+
+    def begin(self, first: int) -> None:
+        """Empty the program; payloads are read into it from number ``first`` on."""
+        work = self.work
+        work[w.NEXT_PAYLOAD] = first
+        work[w.OPERATIONS] = work[w.BLOCKS] = 0
+        work[w.EVENTS] = work[w.UNKNOWN_EVENTS] = work[w.REFUSED_EVENTS] = 0
+        work[w.OPERATION] = work[w.DONE] = work[w.FETCHED] = work[w.UNRESOLVED] = 0
+
+    def operation_tier(self) -> int:
+        """Tier of the operation that is about to run."""
+        return int(self._program[self.work[w.OPERATION], w.TIER])
+
+    def _reserve(self, capacity: int) -> None:
+        """Room for payloads of so many bytes, and for all blocks and tokens that could be in them."""
+        self._capacity = capacity
+        padded = capacity + w.PADDING
+        self._bytes = self._own(w.BUFFER, np.zeros(padded, np.uint8)).data
+        rows = np.zeros((padded // SMALLEST_EVENT, w.ROW_WORDS), np.int64)
+        self._program = self._own(w.PROGRAM, rows)
+        self._own(w.NAMES, np.zeros(padded, np.uint64))
+        self._own(w.HASHES, np.zeros(padded, np.uint64))
+        self._own(w.TOKENS, np.zeros(padded, np.uint32))
+
+    def _own(self, word: int, array: NDArray[Any]) -> NDArray[Any]:
+        self._owned[word] = array
+        self.work[word] = array.ctypes.data
+        return array
+
+
+def _integers(array: NDArray[Any]) -> memoryview[int]:
+    return array.data
+
+
+def _media() -> NDArray[np.uint64]:
+    rows = [(*_two_words(name), int(tier)) for name, tier in _MEDIA.items()]
+    return np.array(rows, np.uint64)
+
+
+def _two_words(text: str) -> tuple[int, int]:
+    padded = text.encode().ljust(16, b"\0")
+    return int.from_bytes(padded[:8], "little"), int.from_bytes(padded[8:16], "little")

@@ -1,0 +1,71 @@
+"""Every way cache events reach one index: engines' streams, pushed events, LMCache servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from fastapi import APIRouter
+
+from cache_index import (
+    CacheIndex,
+    EventSource,
+    EventSources,
+    MooncakeEventSource,
+    StreamStats,
+    TrtllmEventSource,
+    VllmEventSource,
+)
+from cache_index.lmcache import make_lmcache_router
+from cache_index.lmcache_directory import LMCacheDirectory
+from cache_index.push import make_push_router
+from cache_index.push_ingest import PushIngest
+
+_EXPIRY_CHECK_S = 5.0
+
+
+class EventFeeds:
+    """The sources over one index, started and closed together."""
+
+    def __init__(self, index: CacheIndex, clock: Callable[[], float]) -> None:
+        engines, trtllm, mooncake = (
+            VllmEventSource(index),
+            TrtllmEventSource(index),
+            MooncakeEventSource(index),
+        )
+        self.engines: EventSource = EventSources({"tcp": engines, "http": trtllm})
+        self.by_kind: Mapping[str, EventSource] = {
+            "vLLM": engines,
+            "SGLang": engines,
+            "TensorRT-LLM": trtllm,
+            "Mooncake": mooncake,
+        }
+        self._sources: tuple[EventSource, ...] = (engines, trtllm, mooncake)
+        self._push = PushIngest(index, clock)
+        self._lmcache = LMCacheDirectory(index)
+        self._clock = clock
+
+    def start(self) -> None:
+        for source in self._sources:
+            source.start()
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
+
+    def routers(self) -> list[tuple[APIRouter, str]]:
+        """Routes to mount, with their prefixes: pushed events, and LMCache's coordinator protocol."""
+        return [
+            (make_push_router(self._push), ""),
+            (make_lmcache_router(self._lmcache, self._clock), "/lmcache"),
+        ]
+
+    def stream_stats(self) -> list[StreamStats]:
+        stats = [s for source in self._sources for s in source.stream_stats()]
+        return stats + self._push.stream_stats() + self._lmcache.stream_stats()
+
+    async def expire_forever(self) -> None:
+        """Forget LMCache servers that stopped sending heartbeats."""
+        while True:
+            await asyncio.sleep(_EXPIRY_CHECK_S)
+            self._lmcache.expire(self._clock())

@@ -1,0 +1,620 @@
+"""The compiled reader means the same as the readable decoder, on whatever bytes it gets."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cache_index import (
+    CacheIndex,
+    Holder,
+    IngestCounters,
+    KernelError,
+    MalformedEventError,
+    Namespace,
+    StreamIngest,
+    Tier,
+    UnknownHolderError,
+    decode_batch,
+    ingest,
+    kernels,
+    self_check,
+    sequence_hashes,
+    slots,
+    warm,
+    wire,
+    wire_kernels,
+)
+from cache_index.kernel_cache import cache_directory
+
+FIXTURES = Path(__file__).parents[2].parent / "shared" / "fixtures"
+HOLDER = Holder("engine")
+STORED_ORDER = [
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+]
+REMOVED_ORDER = ["block_hashes", "medium"]
+
+
+class Stream:
+    """An index of its own, fed in one of the two ways."""
+
+    def __init__(self, *, compiled: bool, block_size: int | None = None) -> None:
+        self.index = CacheIndex()
+        self.index.register(HOLDER)
+        self.ingest = StreamIngest(self.index, HOLDER, "tiny", block_size=block_size)
+        self.errors: list[tuple[str, str]] = []
+        self._compiled = compiled
+
+    def apply(self, payloads: Sequence[bytes]) -> None:
+        errors: list[MalformedEventError] = []
+        if self._compiled:
+            errors = self.ingest.apply_payloads(payloads)
+        else:
+            for payload in payloads:
+                try:
+                    self.ingest.apply(decode_batch(payload))
+                except MalformedEventError as error:
+                    errors.append(error)
+        self.errors += [(error.field, error.reason) for error in errors]
+
+    def state(self) -> dict[str, Any]:
+        """Everything that can be seen of it, the copies of each residency included."""
+        while self.index.reclaim():  # what was cleared is still counted until then
+            pass
+        stats = self.index.stats()
+        return {
+            "residencies": self.index.residencies(HOLDER),
+            "blocks": stats.residencies_by_holder,
+            "copies": self.index._arrays.used(kernels.COPIES),
+            "nodes": sorted((node.hash, node.parent or 0, node.depth or 0) for node in self.index.tree()),
+            "counters": self.ingest.counters,
+            "errors": self.errors,
+        }
+
+
+def check_same(payloads: Sequence[bytes], group: int = 1, block_size: int | None = None) -> Stream:
+    """Both ways, with a look after every group; returns the compiled one."""
+    compiled = Stream(compiled=True, block_size=block_size)
+    readable = Stream(compiled=False, block_size=block_size)
+    for start in range(0, len(payloads), group):
+        compiled.apply(payloads[start : start + group])
+        readable.apply(payloads[start : start + group])
+        assert compiled.state() == readable.state()
+    return compiled
+
+
+@pytest.fixture(autouse=True, scope="module")
+def reclaimed_between_groups_only() -> Iterator[None]:
+    """What was cleared is forgotten piece by piece in passing; when exactly is nobody's business."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots, "SWEEP_PER_BLOCK", 0)
+        patch.setattr(slots, "SWEEP_PER_CALL", 0)
+        yield
+
+
+@pytest.fixture
+def left_over(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The payloads that the compiled reader leaves to the readable decoder."""
+    payloads: list[bytes] = []
+
+    def decode(payload: bytes) -> Any:
+        payloads.append(payload)
+        return decode_batch(payload)
+
+    monkeypatch.setattr(ingest, "decode_batch", decode)
+    return payloads
+
+
+def recorded(name: str) -> dict[str, list[bytes]]:
+    """Payloads per recorded stream."""
+    path = FIXTURES / name
+    if not path.exists():
+        pytest.skip("no recorded frames")
+    streams: dict[str, list[bytes]] = {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        streams.setdefault(record["label"], []).append(bytes.fromhex(record["frames_hex"][-1]))
+    return streams
+
+
+def batch(*events: Any, rank: int | None = 0) -> bytes:
+    return msgspec.msgpack.encode([1.5, list(events), rank])
+
+
+def stored(hashes: Sequence[Any], tokens: Sequence[int], parent: Any = None, **more: Any) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(hashes),
+        "parent_block_hash": parent,
+        "token_ids": list(tokens),
+        "block_size": len(tokens) // len(hashes),
+        **more,
+    }
+
+
+def removed(*hashes: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), **more}
+
+
+def as_array(event: dict[str, Any]) -> list[Any]:
+    """The older encoding, in which trailing fields may be left out."""
+    order = {"BlockStored": STORED_ORDER, "BlockRemoved": REMOVED_ORDER, "AllBlocksCleared": ["medium"]}
+    values = [event.get(field) for field in order[event["type"]]]
+    while values and values[-1] is None:
+        values.pop()
+    return [event["type"], *values]
+
+
+# --- recorded streams --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vllm_kv_events.jsonl", "sglang_kv_events.jsonl"])
+@pytest.mark.parametrize("group", [1, 3, 1000])
+def test_recorded_streams_give_the_same(name: str, group: int) -> None:
+    for payloads in recorded(name).values():
+        check_same(payloads, group)
+        check_same(payloads, group, block_size=32)
+
+
+def test_recorded_streams_are_read_compiled(left_over: list[bytes]) -> None:
+    streams = recorded("vllm_kv_events.jsonl") | recorded("sglang_kv_events.jsonl")
+    for label, payloads in streams.items():
+        left_over.clear()
+        stream = Stream(compiled=True)
+        stream.apply(payloads)
+        decoded = [decode_batch(payload) for payload in left_over] if label != "SG_load" else []
+        namespaces = {
+            (event.block_size, event.lora)
+            for each in decoded
+            for event in each.events
+            if hasattr(event, "block_size")
+        }
+        # the first payload of each namespace makes it known; none of the others is left over
+        assert len(left_over) <= (len(payloads) if label == "SG_load" else len(namespaces)), label
+
+
+def test_salted_prompts_of_sglang_are_told_apart() -> None:
+    """Two tenants' salts and the same tokens: no residency in common, also where the hashes say so."""
+    payloads = recorded("sglang_kv_events.jsonl")["SG_salt"]
+    stream = check_same(payloads)
+    blocks = sum(
+        len(event["block_hashes"]) for payload in payloads for event in msgspec.msgpack.decode(payload)[1]
+    )
+    assert len(stream.index.residencies(HOLDER)) == blocks
+
+
+# --- single forms ------------------------------------------------------------------------------------
+
+KNOWN = batch(stored([900], [9, 9, 9, 9]))  # makes the namespace known to the compiled reader
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored([1, 2], range(8)),
+        stored([2**64 - 1, 2**63, -1, -(2**63), -5, 127, 128, 255, 256, 2**16, 2**32], range(44)),
+        stored([bytes(range(32)), bytes(range(8))], range(8), parent=None),
+        stored([b"x" * 300, 5], range(8)),
+        stored([7], [0, 127, 128, 2**32 - 1]),
+        stored([7], [255, 256, 65535, 65536], medium="cpu"),
+        stored([7], range(4), medium="CPU_PINNED", lora_id=None, group_idx=3, extra_keys=[None]),
+        stored([7], range(4), medium="Disk", session_id="abc", numbers=[1, -1, 1.5, [[]], True, b"x"]),
+        stored([7, 8], range(8), extra_keys=[["salt"], None]),
+        stored([7, 8], range(8), extra_keys=[["a longer salt", "", "another"], ["s"]]),
+        stored([7, 8], range(8), extra_keys=[[], []]),
+        stored([7, 8], range(8), cache_salt="tenant", medium="EXTERNAL"),
+        stored([7, 8], range(8), cache_salt=""),
+        stored([8], range(4), parent=900, cache_salt="tenant"),
+        stored([8], range(4), parent=900),
+        stored([8], range(4), parent=12345),
+        dict(reversed(stored([8], range(4), parent=900, medium="GPU").items())),
+        removed(900),
+        removed(900, 901, b"12345678", medium="GPU"),
+        removed(900, medium="cpu"),
+        removed(),
+        {"type": "AllBlocksCleared"},
+        {"type": "AllBlocksCleared", "medium": "GPU"},
+        {"type": "Unheard", "anything": [1, 2]},
+        ["BlockMoved", 1, 2],
+        ["AllBlocksCleared"],
+        ["BlockRemoved", [900], "GPU", 0, "more"],
+        as_array(stored([1, 2], range(8), medium="GPU")),
+        [*as_array(stored([1, 2], range(8), extra_keys=[["k"], None])), 0, "full_attention"],
+    ],
+)
+def test_usual_forms_are_read_compiled(event: Any, left_over: list[bytes]) -> None:
+    check_same([KNOWN, batch(event), batch(event, event), batch(removed(1, 7, 8))])
+    assert left_over == [KNOWN]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored([7], range(4), extra_keys=[[["image", 0]]]),
+        stored([7], range(4), extra_keys=[["sälz"]]),
+        stored([7], range(4), extra_keys=[["salt"]], cache_salt="salt"),
+        stored([7], range(4), extra_keys=[["x"]], cache_salt="salt"),
+        stored([7], range(4), extra_keys=[None, None]),
+        stored([7], range(4), extra_keys=[["x" * 5000]]),
+        stored([7], range(4), extra_keys=[["x", 5, b"y", None, 1.5]]),
+        stored([7], range(4), lora_id=3),
+        stored([7], range(4), lora_name="größe"),
+        stored([7], range(4), lora_name=5),
+        stored([7], range(4), medium="TAPE"),
+        stored([7], range(4), medium="\u017fsd"),
+        stored([7], range(4), medium="a name much too long for a medium"),
+        stored([7], range(4), cache_salt=5),
+        stored([7], range(4), unheard={"a": 1}),
+        stored([7], [1, 2, 3, -4]),
+        stored([7], [1, 2, 3, 2**32]),
+        stored([7], [1, 2, 3, 1.5]),
+        stored([True], range(4)),
+        stored([b"short"], range(4)),
+        stored(["text"], range(4)),
+        stored([7], range(4), block_size=0),
+        stored([7], range(4), block_size=True),
+        stored([7], range(4), block_size=2**63),
+        stored([7], range(4), parent="text"),
+        {"type": "BlockStored", "block_hashes": [], "token_ids": [], "block_size": 4},
+        {"type": "BlockStored"},
+        {"type": "BlockRemoved"},
+        {"type": 5},
+        {"type": "Unheard", "block_hashes": "text"},
+        {"block_hashes": [1]},
+        {1: 2, "type": "AllBlocksCleared"},
+        [],
+        {},
+        5,
+        None,
+        ["BlockStored"],
+        ["BlockRemoved", [900], 7],
+    ],
+)
+def test_everything_else_is_left_to_the_decoder(event: Any, left_over: list[bytes]) -> None:
+    payload = batch(stored([1], range(4)), event, removed(1))
+    check_same([KNOWN, payload, payload, batch(removed(7))], group=4)
+    assert left_over[:3] == [KNOWN, payload, payload]
+
+
+def test_adapters_are_read_compiled_once_they_are_known(left_over: list[bytes]) -> None:
+    tokens = range(8)
+    first = batch(stored([1, 2], tokens, lora_name="sql", lora_id=1, extra_keys=[["sql"], ["sql"]]))
+    second = batch(
+        stored([3, 4], tokens, lora_name="sql", lora_id=1, extra_keys=[["sql", "salt"], ["sql"]]),
+        stored([5, 6], tokens, lora_name="sql", extra_keys=[["sql", "sql"], ["sq"]]),
+    )
+    stream = check_same([first, second, batch(removed(1, 3))])
+    assert left_over == [first]
+    assert len(stream.index.residencies(HOLDER)) == 4
+
+
+def test_tokens_and_hashes_of_any_width() -> None:
+    """Encoders may write small numbers wide."""
+
+    def wide(value: int) -> bytes:
+        return b"\xcf" + value.to_bytes(8, "big")
+
+    def signed(value: int) -> bytes:
+        return b"\xd3" + value.to_bytes(8, "big", signed=True)
+
+    def array(*items: bytes) -> bytes:
+        return b"\xdc" + len(items).to_bytes(2, "big") + b"".join(items)
+
+    def text(value: str) -> bytes:
+        return b"\xda" + len(value).to_bytes(2, "big") + value.encode()
+
+    for integer in (wide, signed):
+        fields = [
+            (text("type"), text("BlockStored")),
+            (text("token_ids"), array(*(integer(token) for token in (1, 2, 3, 70_000)))),
+            (text("block_hashes"), array(integer(5), integer(6))),
+            (text("block_size"), integer(2)),
+        ]
+        event = b"\xde" + len(fields).to_bytes(2, "big") + b"".join(key + value for key, value in fields)
+        payload = array(integer(0), array(event), b"\xc0")
+        stream = check_same([batch(stored([9], [5, 5])), payload, batch(removed(5))])
+        assert len(stream.index.residencies(HOLDER)) == 2
+        assert stream.errors == []
+
+
+def test_every_truncation_is_one_error() -> None:
+    """What is left in memory behind a cut payload, here its own rest, is never read."""
+    payload = batch(
+        stored([1, b"x" * 32], range(200, 208), medium="GPU", extra_keys=[["salt"], None]), removed(1)
+    )
+    stream = Stream(compiled=True)
+    stream.apply([KNOWN])
+    before = stream.index.residencies(HOLDER)
+    for length in range(len(payload)):
+        stream.apply([payload])
+        stream.apply([payload[:length]])
+        stream.apply([batch(removed(b"x" * 32))])
+        assert len(stream.errors) == length + 1
+    assert stream.index.residencies(HOLDER) == before
+
+
+def test_nothing_of_a_bad_payload_is_applied_and_the_others_are() -> None:
+    good, bad = batch(stored([1], range(4))), batch(stored([2], range(10, 14)))[:-1]
+    stream = check_same([KNOWN, good, bad, b"", batch(stored([3], range(20, 24), parent=1))], group=5)
+    assert len(stream.index.residencies(HOLDER)) == 3
+    assert stream.ingest.counters == IngestCounters(events=3)
+    assert [field for field, _ in stream.errors] == ["payload", "payload"]
+
+
+def test_an_unregistered_holder_is_an_error() -> None:
+    index = CacheIndex()
+    stream = StreamIngest(index, HOLDER, "tiny")
+    for _ in range(2):
+        with pytest.raises(UnknownHolderError):
+            stream.apply_payloads([KNOWN])
+    index.register(HOLDER)
+    assert stream.apply_payloads([KNOWN]) == []
+    assert len(index.residencies(HOLDER)) == 1
+
+
+def test_large_payloads_are_applied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others get the index in between, tables grow meanwhile, and the result is the same."""
+    monkeypatch.setattr(wire, "BLOCKS_PER_HOLD", 100)
+    blocks = 3000
+    hashes, tokens = range(1, blocks + 1), range(4 * blocks)
+    payloads = [
+        KNOWN,
+        batch(stored(hashes, tokens), removed(*range(5, 1500, 3))),
+        batch(*(removed(number) for number in range(1500, 2500)), stored([5000], range(4), parent=blocks)),
+        batch(stored(hashes, tokens, medium="cpu"), {"type": "AllBlocksCleared", "medium": "GPU"}),
+        batch(stored(hashes[:1000], tokens[:4000]), {"type": "AllBlocksCleared"}, stored([1], range(4))),
+    ]
+    check_same(payloads)
+    check_same(payloads, group=5)
+
+
+def test_no_hold_of_the_index_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    holds: list[int] = []
+    maintain = slots.Slots.maintain
+
+    def record(self: slots.Slots, blocks: int) -> None:
+        holds.append(blocks)
+        maintain(self, blocks)
+
+    stream = Stream(compiled=True)
+    stream.apply([KNOWN])
+    monkeypatch.setattr(slots.Slots, "maintain", record)
+    stream.apply([batch(stored(range(1, 5001), range(20_000)), removed(*range(1, 5001)))])
+    assert sum(holds) == 10_000
+    assert max(holds) <= wire.BLOCKS_PER_HOLD
+
+
+def test_a_huge_payload_is_left_to_the_decoder(
+    monkeypatch: pytest.MonkeyPatch, left_over: list[bytes]
+) -> None:
+    monkeypatch.setattr(ingest, "LARGEST_PAYLOAD", 5000)
+    monkeypatch.setattr(ingest, "BYTES_AT_ONCE", 1000)
+    huge, small = batch(stored(range(1, 1001), range(2000))), batch(removed(*range(1, 500)))
+    check_same([KNOWN, huge, huge[:-1], small, small], group=5)
+    assert left_over == [KNOWN, huge, huge[:-1]]
+
+
+def test_readers_and_writers_at_once() -> None:
+    """Four streams in threads of their own, and somebody who asks all the time."""
+    index = CacheIndex()
+    prompt = batch(stored(range(1, 65), range(256)))
+    gone = batch(*(removed(number) for number in range(1, 65)))
+    holders = [Holder("engine", rank) for rank in range(4)]
+    failures: list[Exception] = []
+
+    def feed(holder: Holder) -> None:
+        stream = StreamIngest(index, holder, "tiny")
+        try:
+            for _ in range(100):
+                assert stream.apply_payloads([prompt, gone, prompt, prompt, gone]) == []
+                stream.apply_payloads([gone])
+        except Exception as error:
+            failures.append(error)
+
+    for holder in holders:
+        index.register(holder)
+    threads = [threading.Thread(target=feed, args=(holder,)) for holder in holders]
+    for thread in threads:
+        thread.start()
+    namespace, hashes_of_prompt = Namespace("tiny", 4), sequence_hashes(np.arange(256, dtype=np.uint32), 4)
+    while any(thread.is_alive() for thread in threads):
+        index.match(namespace, hashes_of_prompt)
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert index.stats().residencies == 0
+
+
+def test_kernels_are_kept_apart_by_all_their_source() -> None:
+    sources = (Path(kernels.__file__), Path(wire_kernels.__file__))
+    assert cache_directory(*sources) == wire_kernels.CACHE_DIRECTORY
+    assert wire_kernels.CACHE_DIRECTORY != cache_directory(sources[0]) != cache_directory(sources[1])
+
+
+@pytest.mark.parametrize("name", ["read_payloads", "run_program"])
+def test_a_wrong_kernel_is_a_clear_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_kernels, name, lambda *_: 1)
+    monkeypatch.setattr(self_check, "_ready", False)
+    with pytest.raises(KernelError) as caught:
+        warm()
+    assert str(wire_kernels.CACHE_DIRECTORY) in str(caught.value)
+
+
+def test_many_namespaces() -> None:
+    payloads = [batch(stored([number], range(number)), removed(number)) for number in range(1, 40)]
+    check_same(payloads * 2, group=7)
+
+
+# --- properties --------------------------------------------------------------------------------------
+
+HASHES = [1, 2, 3, 2**63 + 7, 2**64 - 1, -1, -(2**62), b"d" * 32, b"e" * 16, bytes(range(8)), 200, 70_000]
+MEDIA = ["GPU", "gpu", "cpu", "CPU_PINNED", "CPU_TIER1", "DISK", "EXTERNAL", None, None, None]
+SALTS = ["", "a", "tenant", "longer than eight"]
+
+hashes = st.sampled_from(HASHES)
+tokens = st.sampled_from([0, 5, 127, 128, 255, 256, 65_535, 65_536, 150_000, 2**32 - 1])
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4)
+    | st.binary(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
+)
+keys = st.none() | st.lists(st.sampled_from(["sql", "salt", "tenant", "größe", 5, ["image", 1]]), max_size=2)
+
+
+@st.composite
+def stored_events(draw: st.DrawFn) -> dict[str, Any]:
+    names = draw(st.lists(hashes, min_size=1, max_size=4))
+    block_size = draw(st.sampled_from([1, 2, 2, 2, 16, 61]))
+    pattern = draw(st.lists(tokens, min_size=1, max_size=4))
+    count = len(names) * block_size
+    event: dict[str, Any] = {
+        "type": "BlockStored",
+        "block_hashes": names,
+        "parent_block_hash": draw(st.none() | hashes),
+        "token_ids": (pattern * count)[:count],
+        "block_size": block_size,
+        "medium": draw(st.sampled_from(MEDIA)),
+    }
+    if draw(st.booleans()):
+        event["lora_name"] = draw(st.sampled_from([None, None, "sql", "other", "größe"]))
+        event["lora_id"] = draw(st.sampled_from([None, None, 1]))
+        event["extra_keys"] = draw(st.none() | st.lists(keys, min_size=len(names), max_size=len(names)))
+    if draw(st.booleans()):
+        event["cache_salt"] = draw(st.sampled_from(SALTS))
+    return event
+
+
+removed_events = st.builds(
+    lambda names, medium: {"type": "BlockRemoved", "block_hashes": names, "medium": medium},
+    st.lists(hashes, max_size=4),
+    st.sampled_from(MEDIA),
+)
+cleared_events = st.builds(
+    lambda medium: {"type": "AllBlocksCleared", "medium": medium}, st.sampled_from(MEDIA)
+)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> Any:
+    event = draw(st.one_of(stored_events(), stored_events(), removed_events, removed_events, cleared_events))
+    if draw(st.integers(0, 3)) == 0:
+        return as_array(event)
+    disturbance = draw(st.integers(0, 9))
+    if disturbance == 0:
+        event["field_of_the_future"] = draw(junk)
+    elif disturbance == 1:
+        event[draw(st.sampled_from(list(event)))] = draw(junk)
+    elif disturbance == 2:
+        event.pop(draw(st.sampled_from(list(event))))
+    elif disturbance == 3:
+        event = dict(draw(st.permutations(list(event.items()))))
+    elif disturbance == 4:
+        return draw(st.sampled_from([{"type": "BlockPinned", "block_hashes": [1]}, ["BlockMoved", 1]]))
+    return event
+
+
+payload_lists = st.lists(
+    st.builds(lambda inner: batch(*inner), st.lists(events(), max_size=5)), min_size=1, max_size=8
+)
+relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@relaxed
+@given(payload_lists, st.integers(1, 4), st.sampled_from([None, None, 2]))
+def test_any_events_give_the_same(payloads: list[bytes], group: int, block_size: int | None) -> None:
+    check_same(payloads, group, block_size)
+
+
+def damaged(payload: bytes, chance: random.Random) -> bytes:
+    """A few bytes changed, removed, doubled, or the end cut off."""
+    data = bytearray(payload)
+    for _ in range(chance.randint(1, 3)):
+        if not data:
+            break
+        at = chance.randrange(len(data))
+        kind = chance.randrange(5)
+        if kind == 0:
+            data[at] = chance.randrange(256)
+        elif kind == 1:
+            data[at] ^= 1 << chance.randrange(8)
+        elif kind == 2:
+            del data[at : at + chance.randint(1, 8)]
+        elif kind == 3:
+            data[at:at] = data[at : at + chance.randint(1, 8)]
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+@relaxed
+@given(payload_lists, st.integers(0, 2**32), st.integers(1, 4))
+def test_damaged_payloads_give_the_same(payloads: list[bytes], seed: int, group: int) -> None:
+    """No exception, nothing read behind an end, and the index is that of the events that counted."""
+    chance = random.Random(seed)
+    mixed = [
+        each for payload in payloads for each in (damaged(payload, chance), payload, damaged(payload, chance))
+    ]
+    check_same(mixed, group)
+
+
+@relaxed
+@given(st.lists(st.binary(max_size=60), max_size=4))
+def test_noise_gives_the_same(payloads: list[bytes]) -> None:
+    check_same([KNOWN, *payloads, *(b"\x92\x01" + payload for payload in payloads)], group=3)
+
+
+# --- copies ------------------------------------------------------------------------------------------
+
+
+def test_hits_reported_again_and_again_stay_bounded() -> None:
+    """vLLM's report mode "full": every hit is a BlockStored, and no removal ever matches it."""
+    prompt = batch(stored(range(1, 9), range(32), medium="GPU"))
+    stream = check_same([KNOWN, *[prompt] * 300], group=50)
+    assert stream.index._arrays.used(kernels.COPIES) == 8
+    assert stream.index.stats().residencies == 9
+    nbytes = stream.index.stats().bytes
+    stream.apply([prompt] * 300)
+    assert stream.index.stats().bytes == nbytes
+    # the engine really drops the blocks: at most so many removals later they are gone for good
+    stream.apply([batch(removed(*range(1, 9)))] * (kernels.MAX_EXTRA_COPIES + 1))
+    assert stream.index.stats().residencies == 1
+    assert stream.index._arrays.used(kernels.COPIES) == 0
+
+
+def test_a_clear_ends_copies_too() -> None:
+    prompt = batch(stored([1, 2], range(8)))
+    stream = check_same([KNOWN, prompt, prompt, batch({"type": "AllBlocksCleared"}), prompt])
+    stream.apply([batch(removed(1, 2))])
+    assert stream.index.residencies(HOLDER) == set()
+
+
+def test_removals_and_stores_of_one_step_keep_their_order() -> None:
+    """The slot that a removal frees is used by the store behind it; copies are counted on the way."""
+    step = batch(removed(1), removed(2), stored([1, 2], range(8)), removed(2), stored([2], range(4, 8), 1))
+    stream = check_same([KNOWN, batch(stored([1, 2], range(8))), step, step])
+    assert len(stream.index.residencies(HOLDER)) == 3
+    assert {tier for _, tier in stream.index.residencies(HOLDER)} == {Tier.DEVICE}
+    stream.apply([batch(removed(1), removed(2), removed(900))])
+    assert stream.index.residencies(HOLDER) == set()
