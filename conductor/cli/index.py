@@ -19,6 +19,7 @@ from cache_index import CacheIndex
 from conductor import __version__
 from conductor.cache_rest import make_cache_router
 from conductor.cli.event_feeds import EventFeeds
+from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.logs import configure_logs
 from conductor.config import Config, ConfigError, load_config
 from conductor.indexer import IndexerService, make_indexer_router
@@ -40,6 +41,7 @@ def index(
     """
     config = load_config(flags={"server": {"host": host, "port": port}, "log": {"level": log_level}})
     configure_logs(config.log)
+    raise_file_limit()
     uvloop.run(_serve(config))
 
 

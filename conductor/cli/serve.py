@@ -24,6 +24,7 @@ from cache_index import CacheIndex, Holder, LoadStat, SglangLoadFeeds
 from conductor.cache_rest import make_cache_router
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.event_feeds import EventFeeds
+from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.logs import configure_logs
 from conductor.cluster import Cluster, make_instance
 from conductor.config import Config, ConfigError, InstanceConfig, load_config
@@ -97,6 +98,7 @@ def serve(
             "or list engines under 'instances' in a file given with --config"
         )
     configure_logs(config.log)
+    raise_file_limit()
     uvloop.run(_serve(config))
 
 
