@@ -68,10 +68,12 @@ class Namespace:
     lora: str | None = None
     tenant: str = "default"
     domain: int = field(init=False, repr=False, compare=False)
+    domain_word: np.uint64 = field(init=False, repr=False, compare=False)  # the same, as kernels take it
 
     def __post_init__(self) -> None:
         domain = canonical_hash([self.model, self.block_size, self.lora, self.tenant])
         object.__setattr__(self, "domain", domain)
+        object.__setattr__(self, "domain_word", np.uint64(domain))
 
 
 def fold_extra_keys(keys: Sequence[object] | None) -> int:

@@ -39,12 +39,12 @@ def cache_directory(*sources: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="kv-conductor-kernels-"))
 
 
-def cached_njit(function: Callable[..., Any], directory: Path) -> Any:
+def cached_njit(function: Callable[..., Any], directory: Path, *, nogil: bool = True) -> Any:
     """``numba.njit`` with its cache in ``directory``; the process-wide setting is left as it was."""
     settings: Any = config
     previous = settings.CACHE_DIR
     settings.CACHE_DIR = str(directory)
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        return numba.njit(cache=True, nogil=nogil, error_model="numpy")(function)
     finally:
         settings.CACHE_DIR = previous

@@ -1,4 +1,4 @@
-"""All compiled kernels of the cache index: XXH3 block hashing, hash tables, holder sets, matching.
+"""The compiled kernels of the cache index: XXH3 block hashing, hash tables, holder sets, matching.
 
 They stand in one module on purpose: Numba's cache does not see edits in other files.
 
@@ -7,23 +7,39 @@ the *state*, that holds their addresses and counters, so that a call costs the s
 there are. Kernels never allocate: one that runs out of room stops early and returns how far it came;
 the caller then makes room and continues.
 
-Four open-addressing tables share one layout (linear probing, home position in the top bits, deletion
-by backward shift; an entry is empty where its value word is 0):
+Six open-addressing tables share one layout (linear probing, home position in proportion to the top bits
+of the mixed key, spare positions behind the last home instead of wrapping around, deletion by backward
+shift; an entry is empty where its second word is 0):
 
-========  ==============================  ==================================  ===================
-table     key                             value                               third word
-========  ==============================  ==================================  ===================
-NODES     sequence hash ^ domain          holder set id | depth << 32         parent's key (0: root)
-LINKS     engine hash ^ stream domain     key in NODES                        --
-SETS      Zobrist hash of a holder set    holder set id                       --
-COPIES    node key mixed with the slot    extra copies | slot << 32           --
-========  ==============================  ==================================  ===================
+========  ===============================  ===================================  =======================
+table     key                              value                                third word
+========  ===============================  ===================================  =======================
+NODES     sequence hash ^ domain           holder set | depth | parent (low)    parent (high) | age
+LINKS     engine hash ^ stream domain      key in NODES                         --
+SETS      Zobrist hash of a holder set     holder set                           --
+COPIES    place mixed with the slot        extra copies | slot << 32            --
+FANOUT    place mixed with the slot        held children | held | slot << 32    place
+GAPS      place                            children without it | depth << 32    --
+========  ===============================  ===================================  =======================
 
-A table grows by moving clusters of entries from the old arrays to the new ones a few at a time, so that
-no single call pays for it. While that lasts, a key may be in either.
+A table grows by moving its entries in order into larger arrays, a few at a time, so that no single call
+pays for it: below the *cursor* keys live in the new arrays, from it on in the old ones.
 
-A *slot* is one incarnation of (holder, tier). A holder set id is either ``SINGLE | slot`` or the number
+A *slot* is one incarnation of (holder, tier). A holder set is either ``SINGLE | slot`` or the number
 of an interned set: sorted slots while small, a bitset when large. Interned sets count their references.
+
+Why matching may jump
+---------------------
+A node records its depth and 46 bits of its parent's mixed key; a *place* is such a name with its depth.
+Slots mostly have a block only with its parent. Where one does not (a removal in mid-chain, a block in a
+slower tier, a store below something unknown), its parent's place is a *gap*, and GAPS counts the
+(slot, child) pairs that lack it. Between two positions of a prompt without a gap, each set of live slots
+is contained in the one before, provided that the later node's depth fits its position: who has the later
+block has its parent's place, which is no gap, hence the parent, and so on. So where both ends have the
+same set, all between have it, and where they differ, halving finds each change. Positions at gaps are
+looked up one by one. To keep GAPS exact, FANOUT counts per slot and place the children the slot has;
+one child for a block that it has and none for another are not written down, which leaves a few entries
+per chain.
 """
 
 # mypy: disable-error-code="no-any-return, arg-type, operator, no-untyped-call"
@@ -55,33 +71,74 @@ SMALL_SET = 24  # slots kept as a sorted array; larger sets become bitsets
 SMALL_AGAIN = 18  # a shrinking bitset becomes an array here, below SMALL_SET so that it does not flap
 PREFETCH_AHEAD = 12
 MAX_EXTRA_COPIES = 63  # counted copies of one residency beyond the first
-UNKNOWN_DEPTH = np.uint64(0xFFFFFFFF)
-SINGLE = 1 << 31
+MAX_AGE = 3
+SINGLE = 1 << 27
 
 # --- layout of the state -----------------------------------------------------------------------------
 
-ENTRIES, MASK, USED, OLD_ENTRIES, OLD_MASK, CURSOR, LEFT, ENTRY_BYTES = range(8)
-NODES, LINKS, SETS, COPIES = 0, 8, 16, 24
+ENTRIES, CAPACITY, USED, OLD_ENTRIES, OLD_CAPACITY, CURSOR, END, OLD_END, CROWDED, SWEPT = range(10)
+NODES, LINKS, SETS, COPIES, FANOUT, GAPS = 0, 10, 20, 30, 40, 50
+NODE_BYTES = 20
+PAIR_BYTES = 16
+FANOUT_BYTES = 24
+ENTRY_BYTES = {
+    NODES: NODE_BYTES,
+    LINKS: PAIR_BYTES,
+    SETS: PAIR_BYTES,
+    COPIES: PAIR_BYTES,
+    FANOUT: FANOUT_BYTES,
+    GAPS: PAIR_BYTES,
+}
+CROWDED_ENTRIES = 1024  # a table whose last so many positions are touched must grow
 
-ROWS, CAPACITY, LIVE, NEXT, FREE, ROW_BYTES = range(6)
-SET_POOL, SMALL_POOL, BITS_POOL = 32, 40, 48
+ROWS, POOL_CAPACITY, LIVE, NEXT, FREE, ROW_BYTES = range(6)
+SET_POOL, SMALL_POOL, BITS_POOL = 60, 66, 72
 
 (
     SLOT_HOLDER,  # int32 per slot: holder row, -1 once retired
     SLOT_TIER,  # int32 per slot
     SLOT_BLOCKS,  # int64 per slot: residencies
+    SLOT_GAPS,  # int64 per slot: its FANOUT entries of places that it does not have
     HOLDER_SLOTS,  # int32 per (holder row, tier): slot or -1
     DEAD_BITS,  # bitset of retired slots that the sweep takes out
     SCRATCH_BITS,  # bitset, all zero between calls
     NEED,  # int32 per holder row: scratch of match
     ALIVE,  # int32 per holder row: scratch of match
     BIT_WORDS,  # words of one bitset
-    SWEEP_CURSOR,  # next position of NODES to sweep, -1 when no sweep runs
-) = range(56, 66)
-STATE_WORDS = 72
+    GAP_DEPTHS,  # int32 per depth: gaps there
+    GAP_BITS,  # bitset over depths: whether there are gaps
+    HEAT,  # (node key, count) pairs: where recent matches ended
+    MATCHES,  # since the counts in HEAT were last halved
+    MAX_BLOCKS,  # nodes the index may have
+    DROPPED,  # residencies dropped for want of room, and stored blocks that were not taken
+    HAND,  # position of the eviction
+    WANTED,  # room that the next step needs, beyond the usual
+    MOVING,  # tables that are being moved
+    LEAF_WAITS,  # 1: the place below is a leaf of the slot at hand, and not yet in FANOUT
+    LEAF_PLACE,
+) = range(80, 101)
+STATE_WORDS = 112
 
 # a record of SET_POOL: four words
 ZOBRIST, REFERENCES, MEMBERS, STORAGE = 0, 8, 16, 24  # STORAGE: row in SMALL_POOL, or -1 - row in BITS_POOL
+
+# a node's second word: holder set 28 bits, depth 20 bits, parent 16 bits; then parent 30 bits, age 2 bits
+SET_ID_BITS = np.uint64((1 << 28) - 1)
+DEPTH_SHIFT, PARENT_SHIFT = np.uint64(28), np.uint64(48)
+DEPTH_BITS = np.uint64((1 << 20) - 1)
+UNKNOWN = (1 << 20) - 1
+UNKNOWN_DEPTH = np.uint64(UNKNOWN)
+GAP_DEPTH_BITS = (1 << 17) - 1  # gaps are counted per depth modulo this + 1
+NAME_SHIFT = np.uint64(18)  # a name is the top 46 bits of a mixed key
+PLACE_DEPTH_BITS = np.uint64((1 << 18) - 1)
+HELD = np.uint64(1 << 31)
+COUNT_BITS = np.uint64((1 << 31) - 1)
+
+HEAT_ROW_BITS = 10
+HEAT_WAYS = 4
+HEAT_HALVING = 1 << 14  # matches after which the counts are halved
+CAREFUL = 32
+MOVING_ROOM = 1024  # blocks applied at most between two steps of a table that moves
 
 # --- machine words -----------------------------------------------------------------------------------
 
@@ -212,11 +269,11 @@ _INT = types.int64
 _WORD = types.uint64
 
 
-def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
+def kernel(*signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]], Any]:
     """A function that Python calls. It has one signature, so that no argument can cause a compilation."""
 
     def register(function: Callable[..., Any]) -> Any:
-        dispatcher = cached_njit(function, CACHE_DIRECTORY)
+        dispatcher = cached_njit(function, CACHE_DIRECTORY, nogil=nogil)
         _KERNELS.append((dispatcher, signature))
         return dispatcher
 
@@ -226,6 +283,11 @@ def kernel(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
 def inlined(function: Callable[..., Any]) -> Any:
     """A function that only kernels call; it is compiled into them."""
     return njit(forceinline=True, error_model="numpy")(function)
+
+
+def outlined(function: Callable[..., Any]) -> Any:
+    """Like inlined, for what is long and rare: compiled once per kernel, however often it is called."""
+    return njit(error_model="numpy")(function)
 
 
 def compile_all() -> None:
@@ -439,109 +501,155 @@ def hash_chain(tokens, block_size, seed, secrets, parent, folds, hashes):  # typ
         address += length
 
 
-NODE_BYTES = 24
-SET_ID_BITS = np.uint64(0xFFFFFFFF)
-
 # --- hash tables -------------------------------------------------------------------------------------
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @inlined
-def home(key, mask):  # type: ignore[no-untyped-def]
-    return np.int64((key * GOLDEN) >> leading_zeros(u64(mask)))
+def home_of_mixed(mixed, capacity):  # type: ignore[no-untyped-def]
+    return np.int64(((mixed >> u64(32)) * u64(capacity)) >> u64(32))
 
 
 @inlined
-def probe(entries, mask, entry_bytes, key):  # type: ignore[no-untyped-def]
-    """Address of the key's entry, or of the empty one where it belongs."""
-    position = home(key, mask)
-    address = entries + position * entry_bytes
-    while load64(address + 8) != ZERO and load64(address) != key:
-        position = (position + 1) & mask
-        address = entries + position * entry_bytes
-    return address
+def home_address(state, table, mixed, entry_bytes):  # type: ignore[no-untyped-def]
+    """Where the search for a mixed key begins, in the half of a moving table that is in charge."""
+    if state[table + OLD_ENTRIES] != 0:
+        position = home_of_mixed(mixed, state[table + OLD_CAPACITY])
+        if position >= state[table + CURSOR]:
+            return state[table + OLD_ENTRIES] + position * entry_bytes
+    return state[table + ENTRIES] + home_of_mixed(mixed, state[table + CAPACITY]) * entry_bytes
 
 
 @inlined
 def find(state, table, key, entry_bytes):  # type: ignore[no-untyped-def]
-    """Like probe, over both halves of a table that is being moved; an empty entry is in the new one."""
-    address = probe(state[table + ENTRIES], state[table + MASK], entry_bytes, key)
-    if load64(address + 8) == ZERO and state[table + OLD_ENTRIES] != 0:
-        old = probe(state[table + OLD_ENTRIES], state[table + OLD_MASK], entry_bytes, key)
-        if load64(old + 8) != ZERO:
-            return old
+    """Address of the key's entry, or of the empty one where it belongs."""
+    address = home_address(state, table, key * GOLDEN, entry_bytes)
+    while load64(address + 8) != ZERO and load64(address) != key:
+        address += entry_bytes
     return address
 
 
 @inlined
 def prefetch_entry(state, table, key, entry_bytes):  # type: ignore[no-untyped-def]
-    prefetch(state[table + ENTRIES] + home(key, state[table + MASK]) * entry_bytes)
+    prefetch(home_address(state, table, key * GOLDEN, entry_bytes))
+
+
+@inlined
+def claim(state, table, address, entry_bytes):  # type: ignore[no-untyped-def]
+    """Count the entry just written at ``address``, which was empty."""
+    state[table + USED] += 1
+    crowded = CROWDED_ENTRIES * entry_bytes
+    in_new = state[table + END] - crowded <= address < state[table + END]
+    if in_new or state[table + OLD_END] - crowded <= address < state[table + OLD_END]:
+        state[table + CROWDED] = 1
 
 
 @inlined
 def copy_entry(source, target, entry_bytes):  # type: ignore[no-untyped-def]
-    for offset in range(0, entry_bytes, 8):
-        save64(target + offset, load64(source + offset))
+    save64(target, load64(source))
+    save64(target + 8, load64(source + 8))
+    if entry_bytes == NODE_BYTES:
+        save32(target + 16, load32(source + 16))
+    elif entry_bytes == FANOUT_BYTES:
+        save64(target + 16, load64(source + 16))
 
 
 @inlined
 def erase(state, table, address, entry_bytes):  # type: ignore[no-untyped-def]
     """Remove the entry at ``address`` and close the gap it leaves in its cluster."""
-    entries, mask = state[table + ENTRIES], state[table + MASK]
-    if address < entries or address >= entries + (mask + 1) * entry_bytes:
-        entries, mask = state[table + OLD_ENTRIES], state[table + OLD_MASK]
-    hole = (address - entries) // entry_bytes
-    position = (hole + 1) & mask
-    while load64(entries + position * entry_bytes + 8) != ZERO:
-        wanted = home(load64(entries + position * entry_bytes), mask)
-        if ((position - wanted) & mask) >= ((position - hole) & mask):
-            copy_entry(entries + position * entry_bytes, entries + hole * entry_bytes, entry_bytes)
-            if table == NODES and hole < state[SWEEP_CURSOR] <= position:
-                state[SWEEP_CURSOR] = hole  # an entry that was not swept yet moved below the cursor
-            hole = position
-        position = (position + 1) & mask
-    save64(entries + hole * entry_bytes + 8, ZERO)
+    entries, capacity = state[table + ENTRIES], state[table + CAPACITY]
+    swept = entries + state[table + SWEPT] * entry_bytes
+    if address < entries or address >= state[table + END]:
+        entries, capacity = state[table + OLD_ENTRIES], state[table + OLD_CAPACITY]
+    hole = address
+    address += entry_bytes
+    while load64(address + 8) != ZERO:
+        if entries + home_of_mixed(load64(address) * GOLDEN, capacity) * entry_bytes <= hole:
+            copy_entry(address, hole, entry_bytes)
+            if hole < swept <= address:  # it was not swept yet and slipped below the cursor
+                state[table + SWEPT] = (hole - entries) // entry_bytes
+                swept = hole
+            hole = address
+        address += entry_bytes
+    save64(hole + 8, ZERO)
     state[table + USED] -= 1
 
 
 @inlined
 def table_room(state, table):  # type: ignore[no-untyped-def]
-    """Entries that may still be added before the table must grow (load 0.7)."""
-    return (state[table + MASK] + 1) * 7 // 10 - state[table + USED]
+    """Entries that may still be added before the table must grow (load 0.82)."""
+    if state[table + CROWDED] != 0:
+        return np.int64(0)
+    return state[table + CAPACITY] * 82 // 100 - state[table + USED]
+
+
+@inlined
+def place_entry(state, table, source, entry_bytes):  # type: ignore[no-untyped-def]
+    """Copy an entry from elsewhere into the table's new arrays."""
+    mixed = load64(source) * GOLDEN
+    target = state[table + ENTRIES] + home_of_mixed(mixed, state[table + CAPACITY]) * entry_bytes
+    while load64(target + 8) != ZERO:
+        target += entry_bytes
+    copy_entry(source, target, entry_bytes)
+    if target >= state[table + END] - CROWDED_ENTRIES * entry_bytes:
+        state[table + CROWDED] = 1
+
+
+@inlined
+def move_entries(state, table, positions, entry_bytes):  # type: ignore[no-untyped-def]
+    """See migrate. It pauses only at an empty position, so that no cluster is torn apart."""
+    entries, cursor = state[table + OLD_ENTRIES], state[table + CURSOR]
+    last = (state[table + OLD_END] - entries) // entry_bytes
+    while cursor < last:
+        source = entries + cursor * entry_bytes
+        if load64(source + 8) == ZERO:
+            if positions <= 0:
+                break
+        else:
+            place_entry(state, table, source, entry_bytes)
+        cursor += 1
+        positions -= 1
+    state[table + CURSOR] = cursor
+    return last - cursor
 
 
 @kernel(_STATE, _INT, _INT)
 def migrate(address, table, positions):  # type: ignore[no-untyped-def]
-    """Move the clusters of about ``positions`` positions to the new arrays; return what is left.
+    """Move about ``positions`` positions to the new arrays; return how many are left."""
+    state = words_at(address)
+    if table == NODES:
+        left = move_entries(state, NODES, positions, NODE_BYTES)
+    elif table == FANOUT:
+        left = move_entries(state, FANOUT, positions, FANOUT_BYTES)
+    else:
+        left = move_entries(state, table, positions, PAIR_BYTES)
+    if left == 0:
+        state[table + OLD_ENTRIES] = state[table + OLD_END] = 0
+        state[MOVING] -= 1
+    return left
 
-    Whole clusters move, so that probing stays correct in both halves. Links whose node is gone are
-    left behind.
+
+@kernel(_STATE, _INT, _INT)
+def unused_from(address, table, alignment):  # type: ignore[no-untyped-def]
+    """A multiple of ``alignment`` into a moving table's new arrays, from which on they are still untouched.
+
+    Returns its address. Nothing lies behind an empty entry that all keys moved so far are homed before.
     """
     state = words_at(address)
-    entry_bytes = state[table + ENTRY_BYTES]
-    entries, mask = state[table + OLD_ENTRIES], state[table + OLD_MASK]
-    cursor, left = state[table + CURSOR], state[table + LEFT]
-    while left > 0:
-        address = entries + cursor * entry_bytes
-        if load64(address + 8) == ZERO:
-            if positions <= 0:
-                break
-        else:
-            if table == LINKS and load64(find(state, NODES, load64(address + 8), NODE_BYTES) + 8) == ZERO:
-                state[table + USED] -= 1  # its node is gone
-            else:
-                new = probe(state[table + ENTRIES], state[table + MASK], entry_bytes, load64(address))
-                copy_entry(address, new, entry_bytes)
-            save64(address + 8, ZERO)
-        cursor = (cursor + 1) & mask
-        left -= 1
-        positions -= 1
-    state[table + CURSOR] = cursor
-    state[table + LEFT] = left
-    if left == 0:
-        state[table + OLD_ENTRIES] = 0
-    return left
+    entries, entry_bytes = state[table + ENTRIES], np.int64(PAIR_BYTES)
+    if table == NODES:
+        entry_bytes = np.int64(NODE_BYTES)
+    elif table == FANOUT:
+        entry_bytes = np.int64(FANOUT_BYTES)
+    highest_home = (state[table + CURSOR] * state[table + CAPACITY]) // state[table + OLD_CAPACITY] + 2
+    offset = (highest_home * entry_bytes // alignment + 1) * alignment
+    while entries + offset < state[table + END]:
+        before = entries + (offset - 1) // entry_bytes * entry_bytes  # may reach beyond the boundary
+        if load64(before + 8) == ZERO:
+            break
+        offset += alignment
+    return entries + offset
 
 
 # --- holder sets -------------------------------------------------------------------------------------
@@ -658,7 +766,7 @@ def release(state, set_id):  # type: ignore[no-untyped-def]
     save64(record + REFERENCES, references)
     if references != ZERO:
         return
-    erase(state, SETS, find(state, SETS, load64(record + ZOBRIST), 16), 16)
+    erase(state, SETS, find(state, SETS, load64(record + ZOBRIST), PAIR_BYTES), PAIR_BYTES)
     storage = np.int64(load64(record + STORAGE))
     if storage < 0:
         free(state, BITS_POOL, -1 - storage)
@@ -675,10 +783,10 @@ def new_set(state, hash_of_set, members, storage):  # type: ignore[no-untyped-de
     save64(record + REFERENCES, ZERO)
     save64(record + MEMBERS, u64(members))
     save64(record + STORAGE, u64(storage))
-    entry = find(state, SETS, hash_of_set, 16)
+    entry = find(state, SETS, hash_of_set, PAIR_BYTES)
     save64(entry, hash_of_set)
     save64(entry + 8, u64(set_id))
-    state[SETS + USED] += 1
+    claim(state, SETS, entry, PAIR_BYTES)
     return set_id
 
 
@@ -698,7 +806,7 @@ def zero_bits(state, bits):  # type: ignore[no-untyped-def]
 def with_slot(state, set_id, slot):  # type: ignore[no-untyped-def]
     """The interned set that has one slot more; it may be new and without references."""
     hash_of_set = zobrist_of(state, set_id) ^ zobrist(slot)
-    known = np.int64(load64(find(state, SETS, hash_of_set, 16) + 8))
+    known = np.int64(load64(find(state, SETS, hash_of_set, PAIR_BYTES) + 8))
     if known != 0:
         return known
     members = members_of(state, set_id)
@@ -750,7 +858,7 @@ def without_slot(state, set_id, slot):  # type: ignore[no-untyped-def]
         first = load32(row)
         return SINGLE + (load32(row + 4) if first == slot else first)
     hash_of_set = load64(record + ZOBRIST) ^ zobrist(slot)
-    known = np.int64(load64(find(state, SETS, hash_of_set, 16) + 8))
+    known = np.int64(load64(find(state, SETS, hash_of_set, PAIR_BYTES) + 8))
     if known != 0:
         return known
     if storage < 0 and members > SMALL_AGAIN:
@@ -781,7 +889,7 @@ def without_slot(state, set_id, slot):  # type: ignore[no-untyped-def]
     return new_set(state, hash_of_set, members, row)
 
 
-# --- nodes -------------------------------------------------------------------------------------------
+# --- nodes and places --------------------------------------------------------------------------------
 
 
 @inlined
@@ -795,13 +903,73 @@ def write_set(entry, set_id):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def depth_of(entry):  # type: ignore[no-untyped-def]
+    return (load64(entry + 8) >> DEPTH_SHIFT) & DEPTH_BITS
+
+
+@inlined
+def name_of(key):  # type: ignore[no-untyped-def]
+    return (key * GOLDEN) >> NAME_SHIFT
+
+
+@inlined
+def parent_of(entry):  # type: ignore[no-untyped-def]
+    """Name of a node's parent, 0 for a root."""
+    high = (u64(load32(entry + 16)) & LOW_32) >> u64(2)
+    return (load64(entry + 8) >> PARENT_SHIFT) | (high << u64(16))
+
+
+@inlined
+def age_of(entry):  # type: ignore[no-untyped-def]
+    return load32(entry + 16) & 3
+
+
+@inlined
+def write_age(entry, age):  # type: ignore[no-untyped-def]
+    save32(entry + 16, (load32(entry + 16) & ~3) | age)
+
+
+@inlined
+def write_node(entry, set_id, depth, parent):  # type: ignore[no-untyped-def]
+    save64(entry + 8, u64(set_id) | (depth << DEPTH_SHIFT) | (parent << PARENT_SHIFT))
+    save32(entry + 16, np.int64((parent >> u64(16)) << u64(2)))
+
+
+@inlined
+def place_of(name, depth):  # type: ignore[no-untyped-def]
+    return (name << NAME_SHIFT) | (depth & PLACE_DEPTH_BITS)
+
+
+@inlined
+def node_at(state, place):  # type: ignore[no-untyped-def]
+    """Address of the node at a place, 0 when there is none."""
+    address = home_address(state, NODES, (place >> NAME_SHIFT) << NAME_SHIFT, NODE_BYTES)
+    while load64(address + 8) != ZERO:
+        depth = depth_of(address)
+        if depth != UNKNOWN_DEPTH and place_of(name_of(load64(address)), depth) == place:
+            return address
+        address += NODE_BYTES
+    return np.int64(0)
+
+
+@inlined
 def room(state):  # type: ignore[no-untyped-def]
-    """Blocks that can surely be applied before something must grow; each needs one of everything."""
-    least = min(table_room(state, NODES), table_room(state, SETS))
-    least = min(least, min(table_room(state, LINKS), table_room(state, COPIES)))
+    """Blocks that can surely be stored before something must grow."""
+    least = min(table_room(state, NODES), table_room(state, LINKS))
+    least = min(least, min(table_room(state, COPIES), state[MAX_BLOCKS] - state[NODES + USED]))
+    return max(min(least, removal_room(state)), 0)
+
+
+@inlined
+def removal_room(state):  # type: ignore[no-untyped-def]
+    """Blocks that can surely be removed before something must grow."""
+    least = min(table_room(state, FANOUT), table_room(state, GAPS)) // 3
+    least = min(least, table_room(state, SETS))
     for pool in (SET_POOL, SMALL_POOL, BITS_POOL):
-        least = min(least, state[pool + CAPACITY] - state[pool + LIVE] - 2)
-    return least
+        least = min(least, state[pool + POOL_CAPACITY] - state[pool + LIVE] - 2)
+    if state[MOVING] != 0:
+        least = min(least, MOVING_ROOM)
+    return max(least, 0)
 
 
 @inlined
@@ -812,12 +980,12 @@ def copy_key(key, slot):  # type: ignore[no-untyped-def]
 @inlined
 def add_copy(state, key, slot):  # type: ignore[no-untyped-def]
     mixed = copy_key(key, slot)
-    entry = find(state, COPIES, mixed, 16)
+    entry = find(state, COPIES, mixed, PAIR_BYTES)
     value = load64(entry + 8)
     if value == ZERO:
         save64(entry, mixed)
         save64(entry + 8, (u64(slot) << u64(32)) | ONE)
-        state[COPIES + USED] += 1
+        claim(state, COPIES, entry, PAIR_BYTES)
     elif (value & LOW_32) < u64(MAX_EXTRA_COPIES):
         save64(entry + 8, value + ONE)
 
@@ -827,34 +995,259 @@ def drop_copy(state, key, slot):  # type: ignore[no-untyped-def]
     """Whether one of several copies went, so that the residency stays."""
     if state[COPIES + USED] == 0:
         return False
-    entry = find(state, COPIES, copy_key(key, slot), 16)
+    entry = find(state, COPIES, copy_key(key, slot), PAIR_BYTES)
     value = load64(entry + 8)
     if value == ZERO:
         return False
     if value & LOW_32 == ONE:
-        erase(state, COPIES, entry, 16)
+        erase(state, COPIES, entry, PAIR_BYTES)
     else:
         save64(entry + 8, value - ONE)
     return True
 
 
 @inlined
-def link(state, engine_key, key):  # type: ignore[no-untyped-def]
-    if key == ZERO:  # indistinguishable from an empty entry
-        return
-    entry = find(state, LINKS, engine_key, 16)
-    if load64(entry + 8) == ZERO:
-        save64(entry, engine_key)
-        state[LINKS + USED] += 1
-    save64(entry + 8, key)
+def drop_copies(state, key, slot):  # type: ignore[no-untyped-def]
+    """Forget how many copies there are, so that the next removal takes the block away."""
+    if state[COPIES + USED] != 0:
+        entry = find(state, COPIES, copy_key(key, slot), PAIR_BYTES)
+        if load64(entry + 8) != ZERO:
+            erase(state, COPIES, entry, PAIR_BYTES)
 
 
 @inlined
-def known_depth(state, key):  # type: ignore[no-untyped-def]
-    value = load64(find(state, NODES, key, NODE_BYTES) + 8)
+def link(state, engine_key, key):  # type: ignore[no-untyped-def]
+    if key == ZERO:  # indistinguishable from an empty entry
+        return
+    entry = find(state, LINKS, engine_key, PAIR_BYTES)
+    empty = load64(entry + 8) == ZERO
+    save64(entry + 8, key)
+    if empty:
+        save64(entry, engine_key)
+        claim(state, LINKS, entry, PAIR_BYTES)
+
+
+# --- gaps --------------------------------------------------------------------------------------------
+#
+# Children of a place that a slot has: FANOUT has the number, unless it is 1 and the slot has the block at
+# the place, or 0 and it does not.
+
+
+@inlined
+def fanout_entry(state, place, slot):  # type: ignore[no-untyped-def]
+    return find(state, FANOUT, mix(place + zobrist(slot)), FANOUT_BYTES)
+
+
+@inlined
+def count_gaps_of_slot(state, slot, change):  # type: ignore[no-untyped-def]
+    address = state[SLOT_GAPS] + 8 * slot
+    save64(address, u64(np.int64(load64(address)) + change))
+
+
+@inlined
+def write_fanout(state, entry, place, slot, held, count):  # type: ignore[no-untyped-def]
+    """``held``: whether the slot has the block at the place."""
+    value = load64(entry + 8)
+    if value != ZERO and (value & HELD) == ZERO:
+        count_gaps_of_slot(state, slot, -1)
+    if count == (1 if held else 0):
+        if value != ZERO:
+            erase(state, FANOUT, entry, FANOUT_BYTES)
+        return
+    save64(entry + 8, (u64(slot) << u64(32)) | u64(count) | (HELD if held else ZERO))
+    if not held:
+        count_gaps_of_slot(state, slot, 1)
     if value == ZERO:
-        return UNKNOWN_DEPTH
-    return value >> u64(32)
+        save64(entry, mix(place + zobrist(slot)))
+        save64(entry + 16, place)
+        claim(state, FANOUT, entry, FANOUT_BYTES)
+
+
+@inlined
+def change_gap(state, place, depth, change):  # type: ignore[no-untyped-def]
+    """Count (slot, child) pairs more or less that lack the place."""
+    entry = find(state, GAPS, place, PAIR_BYTES)
+    value = load64(entry + 8)
+    count = np.int64(value & LOW_32) + change
+    depth &= u64(GAP_DEPTH_BITS)
+    depths = state[GAP_DEPTHS] + 4 * np.int64(depth)
+    if count <= 0:
+        if value != ZERO:
+            recorded = np.int64(value >> u64(32))
+            depths = state[GAP_DEPTHS] + 4 * recorded
+            erase(state, GAPS, entry, PAIR_BYTES)
+            save32(depths, load32(depths) - 1)
+            if load32(depths) == 0:
+                clear_bit(state[GAP_BITS], recorded)
+        return
+    if value == ZERO:
+        save64(entry, place)
+        save64(entry + 8, (u64(depth) << u64(32)) | u64(count))
+        claim(state, GAPS, entry, PAIR_BYTES)
+        save32(depths, load32(depths) + 1)
+        set_bit(state[GAP_BITS], np.int64(depth))
+    else:
+        save64(entry + 8, (value & ~LOW_32) | u64(count))
+
+
+@outlined
+def gain_child(state, slot, place, depth, held):  # type: ignore[no-untyped-def]
+    """The slot got a child of the place; ``depth`` is that of the place."""
+    entry = fanout_entry(state, place, slot)
+    value = load64(entry + 8)
+    count = np.int64(1) if held else np.int64(0)
+    if value != ZERO:
+        count = np.int64(value & COUNT_BITS)
+    if not held:
+        change_gap(state, place, depth, 1)
+    write_fanout(state, entry, place, slot, held, count + 1)
+
+
+@inlined
+def settle_leaf(state, slot):  # type: ignore[no-untyped-def]
+    """Write down the leaf that waits, if any."""
+    if state[LEAF_WAITS] != 0:
+        state[LEAF_WAITS] = 0
+        place = u64(state[LEAF_PLACE])
+        write_fanout(state, fanout_entry(state, place, slot), place, slot, True, 0)
+
+
+@inlined
+def leaf_waits_at(state, place):  # type: ignore[no-untyped-def]
+    return state[LEAF_WAITS] != 0 and u64(state[LEAF_PLACE]) == place
+
+
+@outlined
+def lose_child(state, slot, place, depth):  # type: ignore[no-untyped-def]
+    """The slot lost a child of the place."""
+    entry = fanout_entry(state, place, slot)
+    value = load64(entry + 8)
+    if value == ZERO:  # it has the place, which is a leaf now: chains are mostly removed from their end
+        settle_leaf(state, slot)
+        state[LEAF_WAITS] = 1
+        state[LEAF_PLACE] = np.int64(place)
+        return
+    held = (value & HELD) != ZERO
+    if not held:
+        change_gap(state, place, depth, -1)
+    count = np.int64(value & COUNT_BITS)
+    if count > 0:
+        write_fanout(state, entry, place, slot, held, count - 1)
+
+
+@outlined
+def gain_place(state, slot, place, depth):  # type: ignore[no-untyped-def]
+    """The slot got the block at the place; returns how many children of it it has."""
+    if load64(state[SLOT_GAPS] + 8 * slot) == ZERO:
+        return np.int64(0)
+    entry = fanout_entry(state, place, slot)
+    value = load64(entry + 8)
+    if value == ZERO:
+        return np.int64(0)
+    count = np.int64(value & COUNT_BITS)
+    change_gap(state, place, depth, -count)
+    write_fanout(state, entry, place, slot, True, count)
+    return count
+
+
+@outlined
+def lose_place(state, slot, place, depth):  # type: ignore[no-untyped-def]
+    """The slot lost the block at the place."""
+    if leaf_waits_at(state, place):
+        state[LEAF_WAITS] = 0
+        return
+    entry = fanout_entry(state, place, slot)
+    value = load64(entry + 8)
+    count = np.int64(1) if value == ZERO else np.int64(value & COUNT_BITS)
+    if count > 0:
+        change_gap(state, place, depth, count)
+    write_fanout(state, entry, place, slot, False, count)
+
+
+@inlined
+def lose_block(state, slot, entry):  # type: ignore[no-untyped-def]
+    """Account for a node that leaves the slot, as far as its depth is known."""
+    depth = depth_of(entry)
+    if depth == UNKNOWN_DEPTH:
+        return
+    lose_place(state, slot, place_of(name_of(load64(entry)), depth), depth)
+    if depth > ZERO:
+        lose_child(state, slot, place_of(parent_of(entry), depth - ONE), depth - ONE)
+
+
+@inlined
+def has_place(state, place, slot):  # type: ignore[no-untyped-def]
+    entry = node_at(state, place)
+    return entry != 0 and contains(state, set_of(entry), slot)
+
+
+@inlined
+def next_member(state, set_id, slot):  # type: ignore[no-untyped-def]
+    """The set's first member from ``slot`` on, -1 when there is none."""
+    if set_id >= SINGLE:
+        return set_id - SINGLE if set_id - SINGLE >= slot else np.int64(-1)
+    record = record_of(state, set_id)
+    storage = np.int64(load64(record + STORAGE))
+    if storage >= 0:
+        row = small_row(state, storage)
+        for i in range(np.int64(load64(record + MEMBERS))):
+            if load32(row + 4 * i) >= slot:
+                return load32(row + 4 * i)
+        return np.int64(-1)
+    bits = bits_row(state, -1 - storage)
+    word_index = slot >> 6
+    if word_index >= state[BIT_WORDS]:
+        return np.int64(-1)
+    word = load64(bits + 8 * word_index) & (~ZERO << u64(slot & 63))
+    while word == ZERO:
+        word_index += 1
+        if word_index >= state[BIT_WORDS]:
+            return np.int64(-1)
+        word = load64(bits + 8 * word_index)
+    return word_index * 64 + trailing_zeros(word)
+
+
+@inlined
+def is_live(state, slot):  # type: ignore[no-untyped-def]
+    return load32(state[SLOT_HOLDER] + 4 * slot) >= 0
+
+
+@outlined
+def rewrite_place(state, entry, depth, parent, above):  # type: ignore[no-untyped-def]
+    """Correct a node's depth and parent; ``above`` is the parent's set. All its holders are accounted anew."""
+    set_id = set_of(entry)
+    slot = next_member(state, set_id, np.int64(0))
+    while slot >= 0:
+        if is_live(state, slot):
+            lose_block(state, slot, entry)
+            settle_leaf(state, slot)
+        slot = next_member(state, set_id, slot + 1)
+    age = age_of(entry)
+    write_node(entry, set_id, depth, parent)
+    write_age(entry, age)
+    place = place_of(name_of(load64(entry)), depth)
+    slot = next_member(state, set_id, np.int64(0))
+    while slot >= 0:
+        if is_live(state, slot):
+            if gain_place(state, slot, place, depth) == 0:
+                write_fanout(state, fanout_entry(state, place, slot), place, slot, True, 0)
+            if depth > ZERO:
+                held = above != 0 and contains(state, above, slot)
+                gain_child(state, slot, place_of(parent, depth - ONE), depth - ONE, held)
+        slot = next_member(state, set_id, slot + 1)
+
+
+@inlined
+def has_room_to_rewrite(state, set_id):  # type: ignore[no-untyped-def]
+    state[WANTED] = 0
+    wanted = 4 * members_of(state, set_id) + 16
+    if min(table_room(state, FANOUT), table_room(state, GAPS)) >= wanted:
+        return True
+    state[WANTED] = wanted
+    return False
+
+
+# --- store and remove --------------------------------------------------------------------------------
 
 
 @kernel(_STATE, _INT, _IN_U64, _IN_U64, _WORD, _WORD, _INT)
@@ -862,7 +1255,8 @@ def store(address, slot, hashes, engine_keys, domain, parent, start):  # type: i
     """Give ``slot`` the blocks of one chain from position ``start`` on; return the position reached.
 
     ``engine_keys``, one per block or none, are linked to the blocks. A block that the slot already has
-    gains a copy.
+    gains a copy. Of a node that two callers place differently the deeper place counts. Blocks whose
+    beginning had to be dropped meanwhile for want of room are dropped as well.
     """
     state = words_at(address)
     stop = min(hashes.shape[0], start + room(state))
@@ -870,57 +1264,120 @@ def store(address, slot, hashes, engine_keys, domain, parent, start):  # type: i
         prefetch_entry(state, NODES, hashes[i] ^ domain, NODE_BYTES)
     if start > 0:
         parent = hashes[start - 1]
-    parent_key = ZERO
-    depth = ZERO
+    depth, above, above_name, above_place = ZERO, np.int64(0), ZERO, ZERO  # above: the set before the block
+    above_held = False
     if parent != ZERO:
-        parent_key = parent ^ domain
-        depth = known_depth(state, parent_key)
-        if depth != UNKNOWN_DEPTH:
-            depth += ONE
+        depth = UNKNOWN_DEPTH
+        above_name = name_of(parent ^ domain)
+        entry = find(state, NODES, parent ^ domain, NODE_BYTES)
+        if load64(entry + 8) != ZERO:
+            above = set_of(entry)
+            above_held = contains(state, above, slot)
+            depth = depth_of(entry)
+            above_place = place_of(above_name, depth)
+            if depth != UNKNOWN_DEPTH:
+                depth += ONE
+        elif start > 0:
+            state[DROPPED] += hashes.shape[0] - start
+            return hashes.shape[0]
     before = np.int64(0)  # the last transition: set `before` with the slot is set `after`
     after = np.int64(0)
     added = 0
-    for i in range(start, stop):
-        if i + PREFETCH_AHEAD < stop:
-            prefetch_entry(state, NODES, hashes[i + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
-        key = hashes[i] ^ domain
+    last = np.int64(0)
+    state[LEAF_WAITS] = 0
+    position = start
+    while position < stop:
+        if position + PREFETCH_AHEAD < stop:
+            prefetch_entry(state, NODES, hashes[position + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
+        key = hashes[position] ^ domain
         entry = find(state, NODES, key, NODE_BYTES)
         value = load64(entry + 8)
         set_id = np.int64(value & SET_ID_BITS)
+        fits = True
         if value == ZERO:
             save64(entry, key)
-            save64(entry + 8, (depth << u64(32)) | u64(SINGLE + slot))
-            save64(entry + 16, parent_key)
-            state[NODES + USED] += 1
-            added += 1
-        elif set_id != before and contains(state, set_id, slot):
-            add_copy(state, key, slot)
+            write_node(entry, SINGLE + slot, depth, above_name)
+            claim(state, NODES, entry, NODE_BYTES)
+            gained = True
         else:
-            if set_id != before:
-                target = with_slot(state, set_id, slot)
-                retain(state, target)
-                retain(state, set_id)
-                release(state, before)
-                release(state, after)
-                before = set_id
-                after = target
-            write_set(entry, after)
-            retain(state, after)
-            release(state, set_id)
+            fits = depth_of(entry) == depth and parent_of(entry) == above_name
+            if not fits and depth != UNKNOWN_DEPTH:
+                recorded = depth_of(entry)
+                if recorded == UNKNOWN_DEPTH or recorded < depth:
+                    if not has_room_to_rewrite(state, set_id):
+                        break
+                    settle_leaf(state, slot)
+                    rewrite_place(state, entry, depth, above_name, above)
+                    fits = True
+            gained = set_id == before or not contains(state, set_id, slot)
+            if not gained:
+                add_copy(state, key, slot)
+            else:
+                if set_id != before:
+                    target = with_slot(state, set_id, slot)
+                    retain(state, target)
+                    retain(state, set_id)
+                    release(state, before)
+                    release(state, after)
+                    before = set_id
+                    after = target
+                write_set(entry, after)
+                retain(state, after)
+                release(state, set_id)
+        depth = depth_of(entry)
+        name = name_of(key)
+        place = place_of(name, depth)
+        if gained:
             added += 1
-        if value != ZERO and value >> u64(32) == UNKNOWN_DEPTH:
-            save64(entry + 8, (load64(entry + 8) & SET_ID_BITS) | (depth << u64(32)))
-            save64(entry + 16, parent_key)
+            if depth != UNKNOWN_DEPTH:
+                if depth > ZERO:
+                    if not fits:
+                        settle_leaf(state, slot)
+                        above_place = place_of(parent_of(entry), depth - ONE)
+                        above_held = has_place(state, above_place, slot)
+                    if state[LEAF_WAITS] != 0 and above_held:
+                        state[LEAF_WAITS] = 0
+                    else:
+                        gain_child(state, slot, above_place, depth - ONE, above_held)
+                settle_leaf(state, slot)
+                if gain_place(state, slot, place, depth) == 0:
+                    state[LEAF_WAITS] = 1
+                    state[LEAF_PLACE] = np.int64(place)
+        settle = not gained or depth == UNKNOWN_DEPTH
+        if settle:
+            settle_leaf(state, slot)
         if engine_keys.shape[0] > 0:
-            link(state, engine_keys[i], key)
-        parent_key = key
+            link(state, engine_keys[position], key)
+        above, above_name, above_place, above_held = set_of(entry), name, place, True
         if depth != UNKNOWN_DEPTH:
             depth += ONE
+        last = entry
+        position += 1
+    if last != 0:
+        write_age(last, 1)
+    settle_leaf(state, slot)
     release(state, before)
     release(state, after)
     blocks = state[SLOT_BLOCKS] + slot * 8
     save64(blocks, load64(blocks) + u64(added))
-    return max(start, stop)
+    return max(start, position)
+
+
+@inlined
+def leave_node(state, slot, entry):  # type: ignore[no-untyped-def]
+    """Take a node from a slot that has it; whether the node is gone."""
+    lose_block(state, slot, entry)
+    blocks = state[SLOT_BLOCKS] + slot * 8
+    save64(blocks, load64(blocks) - ONE)
+    set_id = set_of(entry)
+    target = without_slot(state, set_id, slot)
+    if target == 0:
+        erase(state, NODES, entry, NODE_BYTES)
+        return True
+    retain(state, target)
+    write_set(entry, target)
+    release(state, set_id)
+    return False
 
 
 @inlined
@@ -929,32 +1386,24 @@ def take(state, slot, key):  # type: ignore[no-untyped-def]
     entry = find(state, NODES, key, NODE_BYTES)
     if load64(entry + 8) == ZERO:
         return 2
-    set_id = set_of(entry)
-    if not contains(state, set_id, slot):
+    if not contains(state, set_of(entry), slot):
         return 0
     if drop_copy(state, key, slot):
         return 1
-    blocks = state[SLOT_BLOCKS] + slot * 8
-    save64(blocks, load64(blocks) - ONE)
-    target = without_slot(state, set_id, slot)
-    if target == 0:
-        erase(state, NODES, entry, NODE_BYTES)
-        return 2
-    retain(state, target)
-    write_set(entry, target)
-    release(state, set_id)
-    return 1
+    return 2 if leave_node(state, slot, entry) else 1
 
 
 @kernel(_STATE, _INT, _IN_U64, _WORD, _INT)
 def remove(address, slot, hashes, domain, start):  # type: ignore[no-untyped-def]
     """Take one copy of each block from ``slot``; return the position reached."""
     state = words_at(address)
-    stop = min(hashes.shape[0], start + room(state))
+    state[LEAF_WAITS] = 0
+    stop = min(hashes.shape[0], start + removal_room(state))
     for i in range(start, stop):
         if i + PREFETCH_AHEAD < stop:
             prefetch_entry(state, NODES, hashes[i + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
         take(state, slot, hashes[i] ^ domain)
+    settle_leaf(state, slot)
     return max(start, stop)
 
 
@@ -965,17 +1414,22 @@ def remove_linked(address, slot, engine_keys, start):  # type: ignore[no-untyped
     Returns the position reached and how many engine keys were unknown.
     """
     state = words_at(address)
-    stop = min(engine_keys.shape[0], start + room(state))
+    state[LEAF_WAITS] = 0
+    stop = min(engine_keys.shape[0], start + removal_room(state))
     unknown = 0
     for i in range(start, stop):
+        if i + 2 * PREFETCH_AHEAD < stop:
+            prefetch_entry(state, LINKS, engine_keys[i + 2 * PREFETCH_AHEAD], PAIR_BYTES)
         if i + PREFETCH_AHEAD < stop:
-            prefetch_entry(state, LINKS, engine_keys[i + PREFETCH_AHEAD], 16)
-        entry = find(state, LINKS, engine_keys[i], 16)
+            ahead = load64(find(state, LINKS, engine_keys[i + PREFETCH_AHEAD], PAIR_BYTES) + 8)
+            prefetch_entry(state, NODES, ahead, NODE_BYTES)
+        entry = find(state, LINKS, engine_keys[i], PAIR_BYTES)
         key = load64(entry + 8)
         if key == ZERO:
             unknown += 1
         elif take(state, slot, key) == 2:
-            erase(state, LINKS, entry, 16)
+            erase(state, LINKS, entry, PAIR_BYTES)
+    settle_leaf(state, slot)
     return max(start, stop), unknown
 
 
@@ -983,7 +1437,7 @@ def remove_linked(address, slot, engine_keys, start):  # type: ignore[no-untyped
 def resolve(address, engine_key):  # type: ignore[no-untyped-def]
     """The node key linked to an engine key, 0 when there is none."""
     state = words_at(address)
-    return load64(find(state, LINKS, engine_key, 16) + 8)
+    return load64(find(state, LINKS, engine_key, PAIR_BYTES) + 8)
 
 
 # --- matching ----------------------------------------------------------------------------------------
@@ -1115,40 +1569,218 @@ def change_set(state, previous, current, depth, levels):  # type: ignore[no-unty
     return out
 
 
-@kernel(_STATE, _IN_U64, _WORD, _OUT_I32)
+@inlined
+def next_gap(state, hashes, domain, first, position, stop):  # type: ignore[no-untyped-def]
+    """The first position from ``position`` on, below ``stop``, that is at a gap; else ``stop``.
+
+    ``first`` is the depth at position 0. Depths without any gap are skipped 64 at a time.
+    """
+    if state[GAPS + USED] == 0:
+        return stop
+    while position < stop:
+        depth = (first + position) & GAP_DEPTH_BITS
+        word = load64(state[GAP_BITS] + 8 * (depth >> 6)) >> u64(depth & 63)
+        if word == ZERO:
+            position += 64 - (depth & 63)
+            continue
+        position += trailing_zeros(word)
+        if position >= stop:
+            return stop
+        place = place_of(name_of(hashes[position] ^ domain), u64(first + position))
+        if load64(find(state, GAPS, place, PAIR_BYTES) + 8) != ZERO:
+            return position
+        position += 1
+    return stop
+
+
+@inlined
+def entry_at(state, hashes, domain, position):  # type: ignore[no-untyped-def]
+    return find(state, NODES, hashes[position] ^ domain, NODE_BYTES)
+
+
+@inlined
+def fits_at(entry, depth):  # type: ignore[no-untyped-def]
+    """Whether the node is known to lie at ``depth``."""
+    recorded = depth_of(entry)
+    return recorded == u64(depth) and recorded != UNKNOWN_DEPTH
+
+
+@inlined
+def step_through(state, hashes, domain, low, low_set, high, levels, alive):  # type: ignore[no-untyped-def]
+    """Like halve, looking at each position."""
+    while low < high and alive > 0:
+        if low + PREFETCH_AHEAD < high:
+            prefetch_entry(state, NODES, hashes[low + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
+        following = set_of(entry_at(state, hashes, domain, low + 1))
+        if following == 0:
+            return np.int64(0), low
+        if following != low_set:
+            alive -= change_set(state, low_set, following, low + 1, levels)
+            if alive == 0:
+                return alive, low
+        low_set = following
+        low += 1
+    return alive, low
+
+
+@outlined
+def halve(state, hashes, domain, first, spans, levels, alive):  # type: ignore[no-untyped-def]
+    """Handle in order all changes of the set within the span in ``spans[0:4]``.
+
+    A span is (first position, its set, last position, its set), with sets that only shrink in between;
+    ``first`` is the depth at position 0. Returns the holders still alive (0 also where nothing follows)
+    and the last position that holders had.
+    """
+    top = 4
+    position = spans[0]
+    while top > 0 and alive > 0:
+        top -= 4
+        low, low_set, high, high_set = spans[top], spans[top + 1], spans[top + 2], spans[top + 3]
+        position = low
+        if low_set == high_set:
+            position = high
+            continue
+        if high - low == 1:
+            if high_set == 0:
+                return np.int64(0), low
+            alive -= change_set(state, low_set, high_set, high, levels)
+            if alive > 0:
+                position = high
+            continue
+        middle = (low + high) >> 1
+        prefetch_entry(state, NODES, hashes[(low + middle) >> 1] ^ domain, NODE_BYTES)
+        prefetch_entry(state, NODES, hashes[(middle + high) >> 1] ^ domain, NODE_BYTES)
+        entry = entry_at(state, hashes, domain, middle)
+        middle_set = set_of(entry)
+        if middle_set != 0 and not fits_at(entry, first + middle):
+            alive, position = step_through(state, hashes, domain, low, low_set, high, levels, alive)
+            continue
+        if middle_set != 0:  # otherwise nothing lives behind it
+            spans[top], spans[top + 1], spans[top + 2], spans[top + 3] = middle, middle_set, high, high_set
+            top += 4
+        spans[top], spans[top + 1], spans[top + 2], spans[top + 3] = low, low_set, middle, middle_set
+        top += 4
+    return alive, position
+
+
+@inlined
+def warm_up(state, entry):  # type: ignore[no-untyped-def]
+    """Count a match that ended at the node: for the eviction and for hot_prefixes."""
+    write_age(entry, MAX_AGE)
+    key = load64(entry)
+    row = state[HEAT] + np.int64((key * GOLDEN) >> u64(64 - HEAT_ROW_BITS)) * (16 * HEAT_WAYS)
+    least = row
+    for way in range(HEAT_WAYS):
+        address = row + 16 * way
+        if load64(address) == key:
+            save64(address + 8, load64(address + 8) + ONE)
+            return
+        if load64(address + 8) < load64(least + 8):
+            least = address
+    count = load64(least + 8)
+    if count > ZERO:  # a rare key wears an established one down before it takes the place
+        save64(least + 8, count - ONE)
+    else:
+        save64(least, key)
+        save64(least + 8, ONE)
+
+
+@inlined
+def cool_down(state):  # type: ignore[no-untyped-def]
+    state[MATCHES] += 1
+    if state[MATCHES] >= HEAT_HALVING:
+        state[MATCHES] = 0
+        for i in range(HEAT_WAYS << HEAT_ROW_BITS):
+            address = state[HEAT] + 16 * i + 8
+            save64(address, load64(address) >> ONE)
+
+
+@inlined
+def follow(state, hashes, domain, entry, alive, levels, spans):  # type: ignore[no-untyped-def]
+    """Walk along the prompt from the first block's ``entry`` while holders are alive.
+
+    Jumps double as long as they meet no gap. A position at a gap, and CAREFUL positions before a node that
+    is recorded at another depth, are passed one by one. Returns the last position that holders had.
+    """
+    last = hashes.shape[0] - 1
+    position, jump = np.int64(0), np.int64(1)
+    position_set, depth = set_of(entry), np.int64(depth_of(entry))
+    first = depth  # at position 0, if each block lies one deeper than the one before
+    clear_to = np.int64(0)  # no gap from the present position up to here
+    careful_to = np.int64(0)
+    while position < last and alive > 0:
+        target = min(position + jump, last)
+        if position < careful_to or depth == UNKNOWN:
+            target = position + 1
+            ahead = min(position + PREFETCH_AHEAD, last)
+            prefetch_entry(state, NODES, hashes[ahead] ^ domain, NODE_BYTES)
+        elif target > max(clear_to, position + 1):
+            clear_to = next_gap(state, hashes, domain, first, max(position, clear_to), target)
+            target = max(clear_to, position + 1)
+        entry = entry_at(state, hashes, domain, target)
+        target_set = set_of(entry)
+        if target > position + 1 and target_set != 0 and not fits_at(entry, first + target):
+            careful_to = position + CAREFUL
+            continue
+        if target_set == position_set:
+            position = target
+        else:
+            spans[0], spans[1], spans[2], spans[3] = position, position_set, target, target_set
+            alive, position = halve(state, hashes, domain, first, spans, levels, alive)
+        position_set, depth = target_set, np.int64(depth_of(entry))
+        if depth != first + position:
+            first, clear_to, jump = depth - position, position, np.int64(1)
+        jump = min(2 * jump, last)
+    return position
+
+
+@inlined
+def write_survivors(state, listed, depth, levels):  # type: ignore[no-untyped-def]
+    """Give ``depth`` to the levels that are still alive, and leave NEED as it was."""
+    both = (u64(depth) << u64(32)) | u64(depth)
+    for i in range(listed):
+        row = load32(state[ALIVE] + 4 * i)
+        need = state[NEED] + 4 * row
+        level = load32(need)
+        target = levels + 4 * TIERS * row
+        if level == 0:
+            save64(target, both)
+            save64(target + 8, both)
+            save32(target + 16, depth)
+        else:
+            for each in range(level, TIERS):
+                save32(target + 4 * each, depth)
+        save32(need, TIERS)
+
+
+@kernel(_STATE, _IN_U64, _WORD, _OUT_I32, nogil=False)
 def match(address, hashes, domain, levels):  # type: ignore[no-untyped-def]
     """Contiguous prefix in blocks per (holder row, tier level) into ``levels``, which must be zero.
 
-    Every position is looked up, so holes count; blocks whose set is that of the block before cost one
-    probe. Returns the number of positions verified.
+    Returns the number of blocks that some holder has. Keeps the GIL: waiting for it afterwards would take
+    longer than the kernel.
     """
     state = words_at(address)
     total = hashes.shape[0]
     if total == 0:
         return 0
-    previous = set_of(find(state, NODES, hashes[0] ^ domain, NODE_BYTES))
-    if previous == 0:
+    entry = entry_at(state, hashes, domain, 0)
+    if load64(entry + 8) == ZERO:
         return 0
-    for i in range(1, min(total, PREFETCH_AHEAD + 1)):
-        prefetch_entry(state, NODES, hashes[i] ^ domain, NODE_BYTES)
-    listed = start_set(state, previous)
-    alive = listed
-    depth = 1
-    while depth < total and alive > 0:
-        if depth + PREFETCH_AHEAD < total:
-            prefetch_entry(state, NODES, hashes[depth + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
-        current = set_of(find(state, NODES, hashes[depth] ^ domain, NODE_BYTES))
-        if current != previous:
-            if current == 0:
-                break
-            alive -= change_set(state, previous, current, depth, levels.ctypes.data)
-            previous = current
-        depth += 1
-    for i in range(listed):
-        row = load32(state[ALIVE] + 4 * i)
-        for level in range(load32(state[NEED] + 4 * row), TIERS):
-            levels[row, level] = depth
-        save32(state[NEED] + 4 * row, TIERS)
+    ahead = 1
+    while ahead < total:
+        prefetch_entry(state, NODES, hashes[ahead] ^ domain, NODE_BYTES)
+        ahead = 2 * ahead + 1
+    prefetch_entry(state, NODES, hashes[total - 1] ^ domain, NODE_BYTES)
+    listed = start_set(state, set_of(entry))
+    if listed == 0:
+        return 0
+    spans = np.empty(4 * 64, np.int64)
+    position = follow(state, hashes, domain, entry, listed, levels.ctypes.data, words_at(spans.ctypes.data))
+    depth = position + 1
+    write_survivors(state, listed, depth, levels.ctypes.data)
+    warm_up(state, entry_at(state, hashes, domain, position))
+    cool_down(state)
     return depth
 
 
@@ -1194,12 +1826,14 @@ def without_dead(state, set_id):  # type: ignore[no-untyped-def]
 
 @kernel(_STATE, _INT)
 def sweep(address, positions):  # type: ignore[no-untyped-def]
-    """Take retired slots out of the next positions of NODES; return how many positions are left."""
+    """Take retired slots out of the next positions of NODES; return how many positions are left.
+
+    NODES must not be moving, here and below.
+    """
     state = words_at(address)
-    cursor = state[SWEEP_CURSOR]
-    capacity = state[NODES + MASK] + 1
-    while cursor < capacity and positions > 0 and room(state) > 2:
-        entry = state[NODES + ENTRIES] + cursor * NODE_BYTES
+    positions_of_table = (state[NODES + END] - state[NODES + ENTRIES]) // NODE_BYTES
+    while state[NODES + SWEPT] < positions_of_table and positions > 0 and removal_room(state) > 2:
+        entry = state[NODES + ENTRIES] + state[NODES + SWEPT] * NODE_BYTES
         positions -= 1
         if load64(entry + 8) != ZERO:
             set_id = set_of(entry)
@@ -1207,45 +1841,185 @@ def sweep(address, positions):  # type: ignore[no-untyped-def]
                 target = without_dead(state, set_id)
                 release(state, set_id)
                 if target == 0:
-                    state[SWEEP_CURSOR] = cursor
                     erase(state, NODES, entry, NODE_BYTES)
                     continue  # another entry may have moved here
                 write_set(entry, target)
-        cursor += 1
-    state[SWEEP_CURSOR] = cursor
-    return capacity - cursor
+        state[NODES + SWEPT] += 1
+    return positions_of_table - state[NODES + SWEPT]
 
 
-@kernel(_STATE)
-def sweep_copies(address):  # type: ignore[no-untyped-def]
-    """Drop the copies of retired slots. COPIES must not be moving."""
-    state = words_at(address)
-    position = 0
-    while position <= state[COPIES + MASK]:
-        entry = state[COPIES + ENTRIES] + position * 16
+@inlined
+def sweep_marks(state, table, positions, entry_bytes):  # type: ignore[no-untyped-def]
+    positions_of_table = (state[table + END] - state[table + ENTRIES]) // entry_bytes
+    while state[table + SWEPT] < positions_of_table and positions > 0:
+        entry = state[table + ENTRIES] + state[table + SWEPT] * entry_bytes
+        positions -= 1
         value = load64(entry + 8)
         if value != ZERO and has_bit(state[DEAD_BITS], np.int64(value >> u64(32))):
-            erase(state, COPIES, entry, 16)
+            if table == FANOUT and (value & HELD) == ZERO:
+                change_gap(state, load64(entry + 16), ZERO, -np.int64(value & COUNT_BITS))
+            erase(state, table, entry, entry_bytes)
         else:
-            position += 1
+            state[table + SWEPT] += 1
+    return positions_of_table - state[table + SWEPT]
+
+
+@kernel(_STATE, _INT)
+def sweep_fanout(address, positions):  # type: ignore[no-untyped-def]
+    """Drop what FANOUT and GAPS know of retired slots; see sweep."""
+    return sweep_marks(words_at(address), FANOUT, positions, FANOUT_BYTES)
+
+
+@kernel(_STATE, _INT)
+def sweep_copies(address, positions):  # type: ignore[no-untyped-def]
+    """Drop the copies of retired slots; see sweep."""
+    return sweep_marks(words_at(address), COPIES, positions, PAIR_BYTES)
+
+
+@kernel(_STATE, _INT)
+def sweep_links(address, positions):  # type: ignore[no-untyped-def]
+    """Drop links whose node is gone; see sweep."""
+    state = words_at(address)
+    positions_of_table = (state[LINKS + END] - state[LINKS + ENTRIES]) // PAIR_BYTES
+    while state[LINKS + SWEPT] < positions_of_table and positions > 0:
+        entry = state[LINKS + ENTRIES] + state[LINKS + SWEPT] * PAIR_BYTES
+        ahead = state[LINKS + SWEPT] + PREFETCH_AHEAD
+        if ahead < positions_of_table:
+            key_ahead = load64(state[LINKS + ENTRIES] + ahead * PAIR_BYTES + 8)
+            prefetch_entry(state, NODES, key_ahead, NODE_BYTES)
+        positions -= 1
+        key = load64(entry + 8)
+        if key != ZERO and load64(find(state, NODES, key, NODE_BYTES) + 8) == ZERO:
+            erase(state, LINKS, entry, PAIR_BYTES)
+        else:
+            state[LINKS + SWEPT] += 1
+    return positions_of_table - state[LINKS + SWEPT]
+
+
+# --- eviction ----------------------------------------------------------------------------------------
+
+
+@inlined
+def drop_tail(state, slot, entry, wanted):  # type: ignore[no-untyped-def]
+    """Drop a leaf that only ``slot`` has, and what lies above it as long as that is unshared and cold."""
+    dropped = 0
+    state[LEAF_WAITS] = 0
+    while dropped < wanted and removal_room(state) > 2:
+        drop_copies(state, load64(entry), slot)
+        depth = depth_of(entry)
+        above = place_of(parent_of(entry), depth - ONE)
+        leave_node(state, slot, entry)
+        dropped += 1
+        if depth == ZERO or not leaf_waits_at(state, above):
+            break
+        entry = node_at(state, above)
+        if entry == 0 or set_of(entry) != SINGLE + slot or age_of(entry) > 0:
+            break
+    settle_leaf(state, slot)
+    state[DROPPED] += dropped
+    return dropped
+
+
+@inlined
+def is_shared_leaf(state, entry, place):  # type: ignore[no-untyped-def]
+    """Whether no live holder of the node has a child of it, and there is room to take it from all."""
+    set_id = set_of(entry)
+    if removal_room(state) <= 2 * members_of(state, set_id) + 2:
+        return False
+    slot = next_member(state, set_id, np.int64(0))
+    while slot >= 0:
+        if is_live(state, slot):
+            value = load64(fanout_entry(state, place, slot) + 8)
+            if value == ZERO or (value & COUNT_BITS) != ZERO:
+                return False
+        slot = next_member(state, set_id, slot + 1)
+    return True
+
+
+@outlined
+def drop_node(state, entry):  # type: ignore[no-untyped-def]
+    """Take a node from all its holders."""
+    set_id = set_of(entry)
+    retain(state, set_id)
+    slot = next_member(state, set_id, np.int64(0))
+    while slot >= 0 and load64(entry + 8) != ZERO:
+        if is_live(state, slot):
+            state[LEAF_WAITS] = 0
+            drop_copies(state, load64(entry), slot)
+            leave_node(state, slot, entry)
+            settle_leaf(state, slot)
+            state[DROPPED] += 1
+        else:
+            target = without_slot(state, set_of(entry), slot)
+            retain(state, target)
+            release(state, set_of(entry))
+            if target == 0:
+                erase(state, NODES, entry, NODE_BYTES)
+            else:
+                write_set(entry, target)
+        last = next_member(state, set_id, slot + 1)
+        if last < 0:
+            break
+        slot = last
+    release(state, set_id)
 
 
 @kernel(_STATE, _INT, _INT)
-def sweep_links(address, cursor, positions):  # type: ignore[no-untyped-def]
-    """Drop links whose node is gone from position ``cursor`` on; return the position reached.
+def drop_leaves(address, wanted, shared):  # type: ignore[no-untyped-def]
+    """One round over the ends of chains: drop cold ones until ``wanted`` nodes are gone, cool the others.
 
-    One that slips below the cursor meanwhile is found by the next pass. LINKS must not be moving.
+    ``shared``: not only those with a single holder. Returns how many nodes went. FANOUT must not be
+    moving.
     """
     state = words_at(address)
-    stop = min(cursor + positions, state[LINKS + MASK] + 1)
-    while cursor < stop:
-        entry = state[LINKS + ENTRIES] + cursor * 16
-        key = load64(entry + 8)
-        if key != ZERO and load64(find(state, NODES, key, NODE_BYTES) + 8) == ZERO:
-            erase(state, LINKS, entry, 16)
-        else:
-            cursor += 1
-    return cursor
+    entries = state[FANOUT + ENTRIES]
+    positions_of_table = (state[FANOUT + END] - entries) // FANOUT_BYTES
+    dropped = 0
+    left = positions_of_table
+    while left > 0 and dropped < wanted and removal_room(state) > 2:
+        if state[HAND] >= positions_of_table:
+            state[HAND] = 0
+        entry = entries + state[HAND] * FANOUT_BYTES
+        value = load64(entry + 8)
+        left -= 1
+        slot = np.int64(value >> u64(32))
+        if (value & LOW_32) == HELD and is_live(state, slot):
+            place = load64(entry + 16)
+            node = node_at(state, place)
+            if node != 0 and age_of(node) > 0:
+                write_age(node, age_of(node) - 1)
+            elif node != 0 and set_of(node) == SINGLE + slot:
+                dropped += drop_tail(state, slot, node, wanted - dropped)
+                continue
+            elif node != 0 and shared != 0 and is_shared_leaf(state, node, place):
+                drop_node(state, node)
+                dropped += 1
+                continue
+        state[HAND] += 1
+    return dropped
+
+
+@kernel(_STATE, _INT, _INT)
+def drop_any(address, wanted, start):  # type: ignore[no-untyped-def]
+    """Drop up to ``wanted`` nodes whatever they are, from a position of NODES on; return the position.
+
+    NODES must not be moving.
+    """
+    state = words_at(address)
+    positions_of_table = (state[NODES + END] - state[NODES + ENTRIES]) // NODE_BYTES
+    while start < positions_of_table and wanted > 0:
+        entry = state[NODES + ENTRIES] + start * NODE_BYTES
+        if load64(entry + 8) == ZERO:
+            start += 1
+            continue
+        if removal_room(state) <= 2 * members_of(state, set_of(entry)) + 2:
+            break
+        drop_node(state, entry)
+        wanted -= 1
+    return start
+
+
+# --- views and snapshots -----------------------------------------------------------------------------
 
 
 @kernel(_STATE, _INT, _OUT_U64)
@@ -1253,8 +2027,10 @@ def keys_of_slot(address, slot, keys):  # type: ignore[no-untyped-def]
     """Write the keys of the slot's blocks to ``keys``; return their number. NODES must not be moving."""
     state = words_at(address)
     count = 0
-    for position in range(state[NODES + MASK] + 1):
+    for position in range((state[NODES + END] - state[NODES + ENTRIES]) // NODE_BYTES):
         entry = state[NODES + ENTRIES] + position * NODE_BYTES
+        if count == keys.shape[0]:
+            break
         if load64(entry + 8) != ZERO and contains(state, set_of(entry), slot):
             keys[count] = load64(entry)
             count += 1
@@ -1287,10 +2063,21 @@ def has_live_member(state, set_id):  # type: ignore[no-untyped-def]
 def count_by_depth(address, positions, counts):  # type: ignore[no-untyped-def]
     """Count the nodes in the first ``positions`` of NODES per depth; the last count takes all deeper."""
     state = words_at(address)
-    for position in range(min(positions, state[NODES + MASK] + 1)):
+    for position in range(min(positions, state[NODES + CAPACITY])):
         value = load64(state[NODES + ENTRIES] + position * NODE_BYTES + 8)
         if value != ZERO and has_live_member(state, np.int64(value & SET_ID_BITS)):
-            counts[min(np.int64(value >> u64(32)), counts.shape[0] - 1)] += ONE
+            depth = np.int64((value >> DEPTH_SHIFT) & DEPTH_BITS)
+            counts[min(depth, counts.shape[0] - 1)] += ONE
+
+
+@inlined
+def parent_key(state, entry):  # type: ignore[no-untyped-def]
+    """Key of a node's parent, 0 for a root and where the parent is not known."""
+    depth = depth_of(entry)
+    if depth in (ZERO, UNKNOWN_DEPTH):
+        return ZERO
+    above = node_at(state, place_of(parent_of(entry), depth - ONE))
+    return load64(above) if above != 0 else ZERO
 
 
 @kernel(_STATE, _INT, _INT, _INT, _OUT_U64)
@@ -1301,16 +2088,16 @@ def nodes_by_depth(address, positions, low, high, nodes):  # type: ignore[no-unt
     """
     state = words_at(address)
     count = 0
-    for position in range(min(positions, state[NODES + MASK] + 1)):
+    for position in range(min(positions, state[NODES + CAPACITY])):
         if 3 * count + 3 > nodes.shape[0]:
             break
         entry = state[NODES + ENTRIES] + position * NODE_BYTES
         value = load64(entry + 8)
-        depth = np.int64(value >> u64(32))
+        depth = np.int64(depth_of(entry))
         if value != ZERO and low <= depth < high and has_live_member(state, set_of(entry)):
             nodes[3 * count] = load64(entry)
             nodes[3 * count + 1] = u64(depth)
-            nodes[3 * count + 2] = load64(entry + 16)
+            nodes[3 * count + 2] = parent_key(state, entry)
             count += 1
     return count
 
@@ -1328,3 +2115,31 @@ def slots_of_node(address, key, slots):  # type: ignore[no-untyped-def]
             slots[count] = u64(slot)
             count += 1
     return count
+
+
+@kernel(_STATE, _WORD, _OUT_U64)
+def describe_node(address, key, found):  # type: ignore[no-untyped-def]
+    """Write depth, parent's key and holder slots of a node to ``found``; return whether there is one."""
+    state = words_at(address)
+    entry = find(state, NODES, key, NODE_BYTES)
+    if load64(entry + 8) == ZERO:
+        return 0
+    found[0] = depth_of(entry)
+    found[1] = parent_key(state, entry)
+    found[2] = u64(members_of(state, set_of(entry)))
+    return 1
+
+
+@kernel(_STATE, _INT, _INT, _INT)
+def refill(address, table, source, count):  # type: ignore[no-untyped-def]
+    """Put ``count`` entries that lie one behind the other at ``source`` into an empty table."""
+    state = words_at(address)
+    for i in range(count):
+        if table == NODES:
+            place_entry(state, NODES, source + i * NODE_BYTES, NODE_BYTES)
+        elif table == FANOUT:
+            place_entry(state, FANOUT, source + i * FANOUT_BYTES, FANOUT_BYTES)
+        else:
+            place_entry(state, table, source + i * PAIR_BYTES, PAIR_BYTES)
+        state[table + USED] += 1
+    return state[table + CROWDED]

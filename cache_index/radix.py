@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import kernels as k
-from cache_index.arrays import KernelArrays
+from cache_index.arrays import NO_LIMIT, KernelArrays
 from cache_index.hashing import Hashes, Namespace
-from cache_index.residency import Holder, IndexStats, Tier, TreeNode
+from cache_index.residency import HeldRange, Holder, HotPrefix, IndexStats, Tier, TreeNode
 from cache_index.self_check import ensure_ready
 from cache_index.slots import Slots
 
 RECLAIM_POSITIONS = 1 << 14
 TREE_POSITIONS = 1 << 20  # positions a tree view looks at, so that it holds the lock for milliseconds
-TREE_DEPTHS = 64  # depths a tree view tells apart when it must choose
+TREE_DEPTHS = 1 << 14  # depths a tree view tells apart when it must choose
 ANY_DEPTH = 1 << 33
 _NO_KEYS = np.empty(0, np.uint64)
 
@@ -32,13 +32,24 @@ class CacheIndex:
 
     A block stored several times by one (holder, tier) has as many copies and needs as many removes, up
     to ``kernels.MAX_EXTRA_COPIES`` beyond the first.
+
+    ``max_blocks`` bounds the number of distinct blocks. When a store finds the index full, ends of chains
+    are dropped that were neither stored nor matched lately, those with one holder first; the blocks before
+    them stay and match as they did. ``stats().dropped_residencies`` counts them.
     """
 
-    def __init__(self, *, expected_blocks: int = 0) -> None:
+    def __init__(self, *, expected_blocks: int = 0, max_blocks: int | None = None) -> None:
+        if max_blocks is not None and max_blocks <= 0:
+            raise ValueError(f"max_blocks must be positive, not {max_blocks}")
         ensure_ready()
         self._lock = threading.Lock()
-        self._arrays = KernelArrays(expected_blocks)
+        self._arrays = KernelArrays(expected_blocks, max_blocks)
         self._slots = Slots(self._arrays)
+
+    @property
+    def max_blocks(self) -> int | None:
+        limit = int(self._arrays.state[k.MAX_BLOCKS])
+        return None if limit == NO_LIMIT else limit
 
     def register(self, holder: Holder) -> int:
         """The holder's row in match results; the same one until it is unregistered."""
@@ -74,27 +85,25 @@ class CacheIndex:
     ) -> None:
         """Like store; ``engine_keys`` are other names of the same blocks, for ``remove_linked``."""
         hashes = np.ascontiguousarray(hashes, np.uint64)
-        domain, parent_hash = np.uint64(namespace.domain), np.uint64(parent)
+        domain, parent_hash = namespace.domain_word, np.uint64(parent) if parent else k.ZERO
         with self._lock:
             slot = self._slots.of(holder, tier)
-            address, done = self._arrays.address, 0
-            while (done := k.store(address, slot, hashes, engine_keys, domain, parent_hash, done)) < len(
-                hashes
-            ):
+            address, blocks, done = self._arrays.address, len(hashes), 0
+            while (done := k.store(address, slot, hashes, engine_keys, domain, parent_hash, done)) < blocks:
                 self._arrays.make_room()
-            self._slots.maintain(len(hashes))
+            self._slots.maintain(blocks)
 
     def remove(self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes) -> None:
         """Take away one copy of each block; blocks that (holder, tier) does not have are ignored."""
         hashes = np.ascontiguousarray(hashes, np.uint64)
-        domain = np.uint64(namespace.domain)
+        domain = namespace.domain_word
         with self._lock:
             slot = self._slots.existing(holder, tier)
             if slot is None:
                 return
             done = 0
             while (done := k.remove(self._arrays.address, slot, hashes, domain, done)) < len(hashes):
-                self._arrays.make_room()
+                self._arrays.make_room(to_store=False)
             self._slots.maintain(len(hashes))
 
     def remove_linked(self, holder: Holder, tier: Tier, engine_keys: Hashes) -> int:
@@ -111,7 +120,7 @@ class CacheIndex:
                 unknown += missed
                 if done == len(engine_keys):
                     break
-                self._arrays.make_room()
+                self._arrays.make_room(to_store=False)
             self._slots.maintain(len(engine_keys))
             return unknown
 
@@ -130,14 +139,49 @@ class CacheIndex:
         """How much of a prompt every holder has: ``[holder_id, tier]`` is the longest contiguous prefix,
         in blocks, of which each block is in one of the tiers up to ``tier``.
 
-        Exact: every position is looked up. O(blocks matched + holder changes along the chain).
+        Exact. Positions are skipped only where holders provably have all blocks between (see ``kernels``):
+        O(holders + holder changes * log(blocks matched)), and one look-up per gap on the way.
         """
         hashes = np.ascontiguousarray(hashes, np.uint64)
-        domain = np.uint64(namespace.domain)
+        domain = namespace.domain_word
         with self._lock:
             levels = np.zeros((self._slots.rows, k.TIERS), np.int32)
             k.match(self._arrays.address, hashes, domain, levels)
         return levels
+
+    def best_holder(
+        self, namespace: Namespace, hashes: Hashes, start: int = 0, stop: int | None = None
+    ) -> dict[Tier, HeldRange]:
+        """Per tier, who has most of ``hashes[start:stop]`` without a gap from ``start`` on, in tiers up to it.
+
+        Whether the holder has the blocks before ``start`` does not matter. A tier up to which nobody has
+        the first block is left out; of equal holders the one registered first is named.
+        """
+        levels = self.match(namespace, hashes[start:stop])
+        best: dict[Tier, HeldRange] = {}
+        if len(levels) == 0:
+            return best
+        for tier, row in zip(Tier, levels.argmax(axis=0).tolist(), strict=True):
+            holder = self._slots.holder(row)
+            if holder is not None and levels[row, tier] > 0:
+                best[tier] = HeldRange(holder, int(levels[row, tier]))
+        return best
+
+    def hot_prefixes(self, *, limit: int = 20) -> list[HotPrefix]:
+        """Where most of the recent matches ended, most first; the more holders, the earlier among equals.
+
+        Counts are estimates: a few thousand blocks are tracked, and rare ones give way.
+        """
+        with self._lock:
+            counted = self._arrays.heat[self._arrays.heat[:, 1] > 0].tolist()
+            found = []
+            description = np.empty(3, np.uint64)
+            for key, matches in counted:
+                if k.describe_node(self._arrays.address, np.uint64(key), description):
+                    depth, parent, holders = description.tolist()
+                    found.append(HotPrefix(key, parent or None, _known(depth), matches, holders))
+        found.sort(key=lambda prefix: (-prefix.matches, -prefix.holders, prefix.hash))
+        return found[:limit]
 
     def reclaim(self, positions: int = RECLAIM_POSITIONS) -> bool:
         """Do a bounded piece of background work (growth, sweep). False when nothing is left to do.
@@ -174,15 +218,19 @@ class CacheIndex:
                 residencies_by_holder=by_holder,
                 bytes=self._arrays.nbytes,
                 retired_slots=self._slots.retired,
+                max_blocks=self.max_blocks,
+                dropped_residencies=int(self._arrays.state[k.DROPPED]),
+                gaps=self._arrays.used(k.GAPS),
             )
 
     def tree(self, *, limit: int = 100) -> list[TreeNode]:
         """At most ``limit`` blocks, those near the roots first.
 
-        Looks at a bounded part of the table: of an index with more than a million blocks, and while it
-        grows, this is a sample.
+        Looks at a bounded part of the table: of an index with more than a million blocks this is a sample.
         """
         with self._lock:
+            if self._arrays.capacity(k.NODES) < TREE_POSITIONS:
+                self._arrays.finish_growth(k.NODES)
             counts = np.zeros(TREE_DEPTHS, np.uint64)
             k.count_by_depth(self._arrays.address, TREE_POSITIONS, counts)
             fitting = int(np.searchsorted(np.cumsum(counts), limit, side="right"))
@@ -206,6 +254,10 @@ class CacheIndex:
         return TreeNode(
             hash=key,
             parent=parent or None,
-            depth=None if depth == int(k.UNKNOWN_DEPTH) else depth,
+            depth=_known(depth),
             holders=tuple(holder for holder in holders if holder is not None),
         )
+
+
+def _known(depth: int) -> int | None:
+    return None if depth == k.UNKNOWN else depth

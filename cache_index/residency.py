@@ -55,6 +55,28 @@ class IndexStats:
     residencies_by_holder: Mapping[Holder, Mapping[Tier, int]]
     bytes: int
     retired_slots: int  # (holder, tier) incarnations whose blocks are not reclaimed yet
+    max_blocks: int | None = None
+    dropped_residencies: int = 0  # for want of room, since the index was made
+    gaps: int = 0  # blocks that someone lacks who has a block right behind; they slow matching a little
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRange:
+    """``blocks`` consecutive blocks from the beginning of a range, all with one holder."""
+
+    holder: Holder
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """A block where recent matches ended. ``hash`` and ``parent`` are sequence hash ^ namespace domain."""
+
+    hash: int
+    parent: int | None
+    depth: int | None
+    matches: int  # recent ones: the counts are halved now and then
+    holders: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +84,6 @@ class TreeNode:
     """One block of the radix tree. ``hash`` and ``parent`` are sequence hash ^ namespace domain."""
 
     hash: int
-    parent: int | None  # None: first block of a prefix
+    parent: int | None  # None: first block of a prefix, or the block before is not in the index
     depth: int | None  # None: stored below a block that the index did not have
     holders: tuple[tuple[Holder, Tier], ...]

@@ -6,14 +6,21 @@ number. A later sweep takes retired slots out of the holder sets; only then is a
 
 from __future__ import annotations
 
+from typing import Any
+
 from cache_index import kernels as k
 from cache_index.arrays import MOVES_PER_BLOCK, KernelArrays
 from cache_index.residency import Holder, Tier, UnknownHolderError
 
 SWEEP_PER_BLOCK = 16  # positions that are swept per block applied
 SWEEP_PER_CALL = 256
-STALE_LINKS_FACTOR = 3  # links per node above which a pass over LINKS starts
+STALE_LINKS_FACTOR = 1.5  # growth of LINKS after which a pass looks for links of nodes that are gone
 STALE_LINKS = 4096
+MAINTAIN_BLOCKS = 32
+NO_SLOT = -1
+
+# FANOUT before NODES: what a retired slot lacks is to be forgotten before its blocks are
+SWEEPS = {k.FANOUT: k.sweep_fanout, k.COPIES: k.sweep_copies, k.NODES: k.sweep}
 
 
 class Slots:
@@ -23,18 +30,27 @@ class Slots:
         self._arrays = arrays
         self._holders: list[Holder | None] = []
         self._row_of: dict[Holder, int] = {}
+        self._slots_of: dict[Holder, list[int]] = {}  # holder_slots once more: quicker to look up from here
         self._free_rows: list[int] = []
         self._next_slot = 0
         self._free_slots: list[int] = []
         self._retired: list[int] = []  # wait for the next sweep
         self._sweeping: list[int] = []  # the running sweep takes them out
-        self._sweep_capacity = 0
-        self._links_cursor: int | None = None  # position of the running pass over LINKS
+        self._swept_capacity: dict[int, int] = {}  # of the tables in this sweep, to notice their growth
+        self._links_wanted = False  # a pass over LINKS is due
+        self._links_before = 0  # links that the last pass left
+        self._blocks_due = 0  # applied since the last maintenance
+        arrays.reclaim = self.reclaim
 
     @property
     def rows(self) -> int:
         """Rows of match results: registered holders and rows that are free for reuse."""
         return len(self._holders)
+
+    @property
+    def numbers(self) -> int:
+        """Slot numbers ever used."""
+        return self._next_slot
 
     @property
     def retired(self) -> int:
@@ -52,38 +68,44 @@ class Slots:
             self._holders.append(holder)
             self._arrays.ensure_holders(row + 1)
         self._row_of[holder] = row
+        self._slots_of[holder] = [NO_SLOT] * len(Tier)
         return row
 
     def unregister(self, holder: Holder) -> None:
-        row = self._row_of.pop(holder, None)
+        row = self._row_of.get(holder)
         if row is not None:
             self._retire_row(row, None)
+            del self._row_of[holder], self._slots_of[holder]
             self._holders[row] = None
             self._free_rows.append(row)
 
     def row(self, holder: Holder) -> int | None:
         return self._row_of.get(holder)
 
+    def holder(self, row: int) -> Holder | None:
+        """Whose row this is, None for one that is free."""
+        return self._holders[row]
+
     def existing(self, holder: Holder, tier: Tier) -> int | None:
         """The slot of (holder, tier) if it has one."""
-        row = self._row_of.get(holder)
-        if row is None:
-            return None
-        slot = int(self._arrays.holder_slots[row, tier])
-        return slot if slot >= 0 else None
+        slots = self._slots_of.get(holder)
+        return None if slots is None or slots[tier] == NO_SLOT else slots[tier]
 
     def of(self, holder: Holder, tier: Tier) -> int:
         """The slot of (holder, tier), made when missing; UnknownHolderError if not registered."""
-        row = self._row_of.get(holder)
-        if row is None:
+        slots = self._slots_of.get(holder)
+        if slots is None:
             raise UnknownHolderError(holder)
-        slot = int(self._arrays.holder_slots[row, tier])
-        if slot < 0:
-            slot = self._new_slot()
-            self._arrays.slot_holder[slot] = row
-            self._arrays.slot_tier[slot] = tier
-            self._arrays.slot_blocks[slot] = 0
-            self._arrays.holder_slots[row, tier] = slot
+        slot = slots[tier]
+        return slot if slot != NO_SLOT else self._make(holder, tier)
+
+    def _make(self, holder: Holder, tier: Tier) -> int:
+        row, slot = self._row_of[holder], self._new_slot()
+        self._arrays.slot_holder[slot] = row
+        self._arrays.slot_tier[slot] = tier
+        self._arrays.slot_blocks[slot] = 0
+        self._arrays.slot_gaps[slot] = 0
+        self._arrays.holder_slots[row, tier] = self._slots_of[holder][tier] = slot
         return slot
 
     def clear(self, holder: Holder, tier: Tier | None) -> None:
@@ -96,6 +118,26 @@ class Slots:
         row = int(self._arrays.slot_holder[slot])
         holder = self._holders[row] if row >= 0 else None
         return None if holder is None else (holder, Tier(int(self._arrays.slot_tier[slot])))
+
+    def exported(self) -> dict[str, Any]:
+        """What ``restore`` needs besides the arrays."""
+        return {
+            "holders": [None if each is None else [each.instance_id, each.rank] for each in self._holders],
+            "free_rows": self._free_rows,
+            "next_slot": self._next_slot,
+            "free_slots": self._free_slots,
+            "retired": self._retired + self._sweeping,
+        }
+
+    def restore(self, exported: dict[str, Any]) -> None:
+        """Become what was exported; ``arrays`` must have its slots and holders by then."""
+        self._holders = [None if each is None else Holder(*each) for each in exported["holders"]]
+        self._row_of = {each: row for row, each in enumerate(self._holders) if each is not None}
+        self._free_rows = list(exported["free_rows"])
+        self._next_slot = exported["next_slot"]
+        self._free_slots = list(exported["free_slots"])
+        self._retired = list(exported["retired"])
+        self._slots_of = {each: self._arrays.holder_slots[row].tolist() for each, row in self._row_of.items()}
 
     def live(self) -> list[tuple[Holder, Tier, int, int]]:
         """(holder, tier, slot, blocks) of every slot in use."""
@@ -117,12 +159,16 @@ class Slots:
             if not self._retired:
                 return self._reclaim_links(positions)
             self._begin_sweep()
-        if arrays.capacity(k.NODES) != self._sweep_capacity:  # moved meanwhile: entries changed places
-            self._start_over()
-        if k.sweep(arrays.address, positions) == 0:
-            self._end_sweep()
-        else:
-            arrays.make_room()
+        for table, sweep in SWEEPS.items():
+            if arrays.state[table + k.SWEPT] < 0:
+                continue
+            if arrays.capacity(table) != self._swept_capacity[table]:  # moved meanwhile
+                self._start_over(table)
+            if sweep(arrays.address, positions) > 0:
+                arrays.make_room(to_store=False)
+                return True
+            arrays.state[table + k.SWEPT] = -1
+        self._end_sweep()
         return True
 
     def _new_slot(self) -> int:
@@ -139,7 +185,10 @@ class Slots:
             slot = int(arrays.holder_slots[row, each])
             if slot < 0:
                 continue
-            arrays.holder_slots[row, each] = -1
+            arrays.holder_slots[row, each] = NO_SLOT
+            holder = self._holders[row]
+            if holder is not None:
+                self._slots_of[holder][each] = NO_SLOT
             arrays.slot_holder[slot] = -1
             self._retired.append(slot)
 
@@ -149,36 +198,41 @@ class Slots:
         arrays.dead_bits[:] = 0
         for slot in self._sweeping:
             arrays.dead_bits[slot >> 6] |= k.ONE << k.u64(slot & 63)
-        k.sweep_copies(arrays.address)
-        self._start_over()
+        for table in SWEEPS:
+            self._start_over(table)
 
-    def _start_over(self) -> None:
-        self._sweep_capacity = self._arrays.capacity(k.NODES)
-        self._arrays.state[k.SWEEP_CURSOR] = 0
+    def _start_over(self, table: int) -> None:
+        self._swept_capacity[table] = self._arrays.capacity(table)
+        self._arrays.state[table + k.SWEPT] = 0
 
     def _end_sweep(self) -> None:
-        self._arrays.state[k.SWEEP_CURSOR] = -1
         self._free_slots += self._sweeping
         self._sweeping = []
-        self._links_cursor = 0
+        self._links_wanted = True
 
     def _reclaim_links(self, positions: int) -> bool:
         """Drop links of nodes that are gone; False when no pass runs."""
         arrays = self._arrays
-        if self._links_cursor is None:
+        if not self._links_wanted:
             return False
-        self._links_cursor = int(k.sweep_links(arrays.address, self._links_cursor, positions))
-        if self._links_cursor >= arrays.capacity(k.LINKS):
-            self._links_cursor = None
+        if arrays.state[k.LINKS + k.SWEPT] < 0 or arrays.capacity(k.LINKS) != self._swept_capacity[k.LINKS]:
+            self._start_over(k.LINKS)
+        if k.sweep_links(arrays.address, positions) == 0:
+            arrays.state[k.LINKS + k.SWEPT] = -1
+            self._links_wanted = False
+            self._links_before = arrays.used(k.LINKS)
         return True
 
     def maintain(self, blocks: int) -> None:
         """A share of the growing and reclaiming, in proportion to the blocks just applied."""
+        self._blocks_due += blocks
+        if self._blocks_due < MAINTAIN_BLOCKS:  # single blocks are not worth a look each
+            return
+        blocks, self._blocks_due = self._blocks_due, 0
         arrays = self._arrays
-        arrays.prepare()
         if arrays.growing:
             arrays.advance(blocks)
-        elif self._retired or self._sweeping or self._links_cursor is not None:
+        elif self._retired or self._sweeping or self._links_wanted:
             self.reclaim(SWEEP_PER_BLOCK * blocks + SWEEP_PER_CALL)
-        elif arrays.used(k.LINKS) > STALE_LINKS_FACTOR * arrays.used(k.NODES) + STALE_LINKS:
-            self._links_cursor = 0
+        elif arrays.used(k.LINKS) > STALE_LINKS_FACTOR * self._links_before + STALE_LINKS:
+            self._links_wanted = True
