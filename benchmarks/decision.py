@@ -40,7 +40,8 @@ def make_scheduler(instances: int) -> Scheduler:
         cluster, CacheIndex(), make_policy("slo"), Objectives(), SuspensionPolicy(), records=100
     )
     for instance in cluster:
-        scheduler.instance_up(instance.instance_id, EngineFacts((ServedModel("m"),), block_size=BLOCK))
+        facts = EngineFacts((ServedModel("m"),), block_size=BLOCK, publishes_events=True)
+        scheduler.instance_up(instance.instance_id, facts)
     return scheduler
 
 
