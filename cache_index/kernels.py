@@ -7,7 +7,7 @@ the *state*, that holds their addresses and counters, so that a call costs the s
 there are. Kernels never allocate: one that runs out of room stops early and returns how far it came;
 the caller then makes room and continues.
 
-Six open-addressing tables share one layout (linear probing, home position in proportion to the top bits
+Seven open-addressing tables share one layout (linear probing, home position in proportion to the top bits
 of the mixed key, spare positions behind the last home instead of wrapping around, deletion by backward
 shift; an entry is empty where its second word is 0):
 
@@ -17,9 +17,10 @@ table     key                              value                                
 NODES     sequence hash ^ domain           holder set | depth | parent (low)    parent (high) | age
 LINKS     engine hash ^ stream domain      key in NODES                         --
 SETS      Zobrist hash of a holder set     holder set                           --
-COPIES    place mixed with the slot        extra copies | slot << 32            --
+COPIES    node key mixed with the slot        extra copies | slot << 32            --
 FANOUT    place mixed with the slot        held children | held | slot << 32    place
-GAPS      place                            children without it | depth << 32    --
+GAPS      place                            children without it | depth << 32    anchor, or 0
+ANCHORS   place                            gaps in its stretch                  --
 ========  ===============================  ===================================  =======================
 
 A table grows by moving its entries in order into larger arrays, a few at a time, so that no single call
@@ -37,9 +38,15 @@ slower tier, a store below something unknown), its parent's place is a *gap*, an
 is contained in the one before, provided that the later node's depth fits its position: who has the later
 block has its parent's place, which is no gap, hence the parent, and so on. So where both ends have the
 same set, all between have it, and where they differ, halving finds each change. Positions at gaps are
-looked up one by one. To keep GAPS exact, FANOUT counts per slot and place the children the slot has;
-one child for a block that it has and none for another are not written down, which leaves a few entries
-per chain.
+looked up one by one. They are found without looking at each position: a gap is registered with its
+*anchor*, the place at the last depth divisible by 64 on the way to it, or by its depth if it has none.
+
+To keep GAPS exact, FANOUT counts per slot and place the children the slot has; one child for a block that
+it has and none for another are not written down, which leaves a few entries per chain.
+
+All this trusts that hashes name whole prefixes, which is what they are for, and that 46 bits tell a
+slot's blocks of one depth apart: with a million blocks in a slot, a pair that they do not tell apart exists
+with a chance of about one in ten thousand, and harms only if one of the two is also lost in mid-chain.
 """
 
 # mypy: disable-error-code="no-any-return, arg-type, operator, no-untyped-call"
@@ -77,22 +84,23 @@ SINGLE = 1 << 27
 # --- layout of the state -----------------------------------------------------------------------------
 
 ENTRIES, CAPACITY, USED, OLD_ENTRIES, OLD_CAPACITY, CURSOR, END, OLD_END, CROWDED, SWEPT = range(10)
-NODES, LINKS, SETS, COPIES, FANOUT, GAPS = 0, 10, 20, 30, 40, 50
+NODES, LINKS, SETS, COPIES, FANOUT, GAPS, ANCHORS = range(0, 70, 10)
 NODE_BYTES = 20
 PAIR_BYTES = 16
-FANOUT_BYTES = 24
+TRIPLE_BYTES = 24
 ENTRY_BYTES = {
     NODES: NODE_BYTES,
     LINKS: PAIR_BYTES,
     SETS: PAIR_BYTES,
     COPIES: PAIR_BYTES,
-    FANOUT: FANOUT_BYTES,
-    GAPS: PAIR_BYTES,
+    FANOUT: TRIPLE_BYTES,
+    GAPS: TRIPLE_BYTES,
+    ANCHORS: PAIR_BYTES,
 }
 CROWDED_ENTRIES = 1024  # a table whose last so many positions are touched must grow
 
 ROWS, POOL_CAPACITY, LIVE, NEXT, FREE, ROW_BYTES = range(6)
-SET_POOL, SMALL_POOL, BITS_POOL = 60, 66, 72
+SET_POOL, SMALL_POOL, BITS_POOL = 70, 76, 82
 
 (
     SLOT_HOLDER,  # int32 per slot: holder row, -1 once retired
@@ -105,8 +113,8 @@ SET_POOL, SMALL_POOL, BITS_POOL = 60, 66, 72
     NEED,  # int32 per holder row: scratch of match
     ALIVE,  # int32 per holder row: scratch of match
     BIT_WORDS,  # words of one bitset
-    GAP_DEPTHS,  # int32 per depth: gaps there
-    GAP_BITS,  # bitset over depths: whether there are gaps
+    GAP_DEPTHS,  # int32 per depth: gaps there without an anchor
+    GAP_BITS,  # bitset over depths: whether there are such gaps
     HEAT,  # (node key, count) pairs: where recent matches ended
     MATCHES,  # since the counts in HEAT were last halved
     MAX_BLOCKS,  # nodes the index may have
@@ -116,8 +124,10 @@ SET_POOL, SMALL_POOL, BITS_POOL = 60, 66, 72
     MOVING,  # tables that are being moved
     LEAF_WAITS,  # 1: the place below is a leaf of the slot at hand, and not yet in FANOUT
     LEAF_PLACE,
-) = range(80, 101)
-STATE_WORDS = 112
+    ANCHORED_PLACE,  # the place that was anchored last, and its anchor
+    LAST_ANCHOR,
+) = range(90, 113)
+STATE_WORDS = 120
 
 # a record of SET_POOL: four words
 ZOBRIST, REFERENCES, MEMBERS, STORAGE = 0, 8, 16, 24  # STORAGE: row in SMALL_POOL, or -1 - row in BITS_POOL
@@ -128,6 +138,7 @@ DEPTH_SHIFT, PARENT_SHIFT = np.uint64(28), np.uint64(48)
 DEPTH_BITS = np.uint64((1 << 20) - 1)
 UNKNOWN = (1 << 20) - 1
 UNKNOWN_DEPTH = np.uint64(UNKNOWN)
+STRETCH = 64  # depths that share an anchor, and a word of GAP_BITS
 GAP_DEPTH_BITS = (1 << 17) - 1  # gaps are counted per depth modulo this + 1
 NAME_SHIFT = np.uint64(18)  # a name is the top 46 bits of a mixed key
 PLACE_DEPTH_BITS = np.uint64((1 << 18) - 1)
@@ -551,7 +562,7 @@ def copy_entry(source, target, entry_bytes):  # type: ignore[no-untyped-def]
     save64(target + 8, load64(source + 8))
     if entry_bytes == NODE_BYTES:
         save32(target + 16, load32(source + 16))
-    elif entry_bytes == FANOUT_BYTES:
+    elif entry_bytes == TRIPLE_BYTES:
         save64(target + 16, load64(source + 16))
 
 
@@ -585,31 +596,37 @@ def table_room(state, table):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def place_entry(state, table, source, entry_bytes):  # type: ignore[no-untyped-def]
-    """Copy an entry from elsewhere into the table's new arrays."""
-    mixed = load64(source) * GOLDEN
-    target = state[table + ENTRIES] + home_of_mixed(mixed, state[table + CAPACITY]) * entry_bytes
+def place_entry(entries, capacity, source, entry_bytes):  # type: ignore[no-untyped-def]
+    """Copy an entry from elsewhere to where it belongs; returns its new address."""
+    target = entries + home_of_mixed(load64(source) * GOLDEN, capacity) * entry_bytes
     while load64(target + 8) != ZERO:
         target += entry_bytes
     copy_entry(source, target, entry_bytes)
-    if target >= state[table + END] - CROWDED_ENTRIES * entry_bytes:
+    return target
+
+
+@inlined
+def note_highest(state, table, address, entry_bytes):  # type: ignore[no-untyped-def]
+    if address >= state[table + END] - CROWDED_ENTRIES * entry_bytes:
         state[table + CROWDED] = 1
 
 
 @inlined
 def move_entries(state, table, positions, entry_bytes):  # type: ignore[no-untyped-def]
     """See migrate. It pauses only at an empty position, so that no cluster is torn apart."""
-    entries, cursor = state[table + OLD_ENTRIES], state[table + CURSOR]
-    last = (state[table + OLD_END] - entries) // entry_bytes
+    old, cursor = state[table + OLD_ENTRIES], state[table + CURSOR]
+    entries, capacity = state[table + ENTRIES], state[table + CAPACITY]
+    last = (state[table + OLD_END] - old) // entry_bytes
+    highest = np.int64(0)
     while cursor < last:
-        source = entries + cursor * entry_bytes
-        if load64(source + 8) == ZERO:
-            if positions <= 0:
-                break
-        else:
-            place_entry(state, table, source, entry_bytes)
+        source = old + cursor * entry_bytes
+        if load64(source + 8) != ZERO:
+            highest = max(highest, place_entry(entries, capacity, source, entry_bytes))
+        elif positions <= 0:
+            break
         cursor += 1
         positions -= 1
+    note_highest(state, table, highest, entry_bytes)
     state[table + CURSOR] = cursor
     return last - cursor
 
@@ -620,8 +637,8 @@ def migrate(address, table, positions):  # type: ignore[no-untyped-def]
     state = words_at(address)
     if table == NODES:
         left = move_entries(state, NODES, positions, NODE_BYTES)
-    elif table == FANOUT:
-        left = move_entries(state, FANOUT, positions, FANOUT_BYTES)
+    elif table in (FANOUT, GAPS):
+        left = move_entries(state, table, positions, TRIPLE_BYTES)
     else:
         left = move_entries(state, table, positions, PAIR_BYTES)
     if left == 0:
@@ -640,8 +657,8 @@ def unused_from(address, table, alignment):  # type: ignore[no-untyped-def]
     entries, entry_bytes = state[table + ENTRIES], np.int64(PAIR_BYTES)
     if table == NODES:
         entry_bytes = np.int64(NODE_BYTES)
-    elif table == FANOUT:
-        entry_bytes = np.int64(FANOUT_BYTES)
+    elif table in (FANOUT, GAPS):
+        entry_bytes = np.int64(TRIPLE_BYTES)
     highest_home = (state[table + CURSOR] * state[table + CAPACITY]) // state[table + OLD_CAPACITY] + 2
     offset = (highest_home * entry_bytes // alignment + 1) * alignment
     while entries + offset < state[table + END]:
@@ -963,7 +980,7 @@ def room(state):  # type: ignore[no-untyped-def]
 @inlined
 def removal_room(state):  # type: ignore[no-untyped-def]
     """Blocks that can surely be removed before something must grow."""
-    least = min(table_room(state, FANOUT), table_room(state, GAPS)) // 3
+    least = min(table_room(state, FANOUT), table_room(state, GAPS), table_room(state, ANCHORS)) // 3
     least = min(least, table_room(state, SETS))
     for pool in (SET_POOL, SMALL_POOL, BITS_POOL):
         least = min(least, state[pool + POOL_CAPACITY] - state[pool + LIVE] - 2)
@@ -1035,7 +1052,7 @@ def link(state, engine_key, key):  # type: ignore[no-untyped-def]
 
 @inlined
 def fanout_entry(state, place, slot):  # type: ignore[no-untyped-def]
-    return find(state, FANOUT, mix(place + zobrist(slot)), FANOUT_BYTES)
+    return find(state, FANOUT, mix(place + zobrist(slot)), TRIPLE_BYTES)
 
 
 @inlined
@@ -1052,7 +1069,7 @@ def write_fanout(state, entry, place, slot, held, count):  # type: ignore[no-unt
         count_gaps_of_slot(state, slot, -1)
     if count == (1 if held else 0):
         if value != ZERO:
-            erase(state, FANOUT, entry, FANOUT_BYTES)
+            erase(state, FANOUT, entry, TRIPLE_BYTES)
         return
     save64(entry + 8, (u64(slot) << u64(32)) | u64(count) | (HELD if held else ZERO))
     if not held:
@@ -1060,34 +1077,81 @@ def write_fanout(state, entry, place, slot, held, count):  # type: ignore[no-unt
     if value == ZERO:
         save64(entry, mix(place + zobrist(slot)))
         save64(entry + 16, place)
-        claim(state, FANOUT, entry, FANOUT_BYTES)
+        claim(state, FANOUT, entry, TRIPLE_BYTES)
 
 
 @inlined
-def change_gap(state, place, depth, change):  # type: ignore[no-untyped-def]
-    """Count (slot, child) pairs more or less that lack the place."""
-    entry = find(state, GAPS, place, PAIR_BYTES)
-    value = load64(entry + 8)
-    count = np.int64(value & LOW_32) + change
-    depth &= u64(GAP_DEPTH_BITS)
-    depths = state[GAP_DEPTHS] + 4 * np.int64(depth)
+def count_in(state, table, key, change):  # type: ignore[no-untyped-def]
+    """Change the count kept for a key in ANCHORS; one that is 0 is not written down."""
+    entry = find(state, table, key, PAIR_BYTES)
+    count = np.int64(load64(entry + 8)) + change
     if count <= 0:
-        if value != ZERO:
-            recorded = np.int64(value >> u64(32))
-            depths = state[GAP_DEPTHS] + 4 * recorded
-            erase(state, GAPS, entry, PAIR_BYTES)
-            save32(depths, load32(depths) - 1)
-            if load32(depths) == 0:
-                clear_bit(state[GAP_BITS], recorded)
+        if load64(entry + 8) != ZERO:
+            erase(state, table, entry, PAIR_BYTES)
         return
-    if value == ZERO:
-        save64(entry, place)
-        save64(entry + 8, (u64(depth) << u64(32)) | u64(count))
-        claim(state, GAPS, entry, PAIR_BYTES)
-        save32(depths, load32(depths) + 1)
+    empty = load64(entry + 8) == ZERO
+    save64(entry + 8, u64(count))
+    if empty:
+        save64(entry, key)
+        claim(state, table, entry, PAIR_BYTES)
+
+
+@outlined
+def anchor_of(state, place, depth):  # type: ignore[no-untyped-def]
+    """The place that begins the stretch of a place, on the way to the root; 0 when the way is not known."""
+    first = place
+    anchor = ZERO
+    while True:
+        if u64(state[ANCHORED_PLACE]) == place and state[LAST_ANCHOR] != 0 and depth % u64(STRETCH) != ZERO:
+            anchor = u64(state[LAST_ANCHOR])
+            break
+        if depth % u64(STRETCH) == ZERO:
+            anchor = place
+            break
+        entry = node_at(state, place)
+        if entry == 0:
+            return ZERO
+        depth -= ONE
+        place = place_of(parent_of(entry), depth)
+    state[ANCHORED_PLACE] = np.int64(first)
+    state[LAST_ANCHOR] = np.int64(anchor)
+    return anchor
+
+
+@inlined
+def register_gap(state, anchor, depth, change):  # type: ignore[no-untyped-def]
+    """Let next_gap see a gap, or not any more."""
+    if anchor != ZERO:
+        count_in(state, ANCHORS, anchor, change)
+        return
+    depth &= u64(GAP_DEPTH_BITS)
+    gaps = state[GAP_DEPTHS] + 4 * np.int64(depth)
+    save32(gaps, load32(gaps) + change)
+    if load32(gaps) > 0:
         set_bit(state[GAP_BITS], np.int64(depth))
     else:
+        clear_bit(state[GAP_BITS], np.int64(depth))
+
+
+@outlined
+def change_gap(state, place, depth, change):  # type: ignore[no-untyped-def]
+    """Count (slot, child) pairs more or less that lack the place."""
+    entry = find(state, GAPS, place, TRIPLE_BYTES)
+    value = load64(entry + 8)
+    count = np.int64(value & LOW_32) + change
+    if count <= 0:
+        if value != ZERO:
+            register_gap(state, load64(entry + 16), value >> u64(32), -1)
+            erase(state, GAPS, entry, TRIPLE_BYTES)
+    elif value != ZERO:
         save64(entry + 8, (value & ~LOW_32) | u64(count))
+    else:
+        anchor = anchor_of(state, place, depth)
+        save64(entry, place)
+        save64(entry + 8, (depth << u64(32)) | u64(count))
+        save64(entry + 16, anchor)
+        claim(state, GAPS, entry, TRIPLE_BYTES)
+        register_gap(state, anchor, depth, 1)
 
 
 @outlined
@@ -1241,7 +1305,7 @@ def rewrite_place(state, entry, depth, parent, above):  # type: ignore[no-untype
 def has_room_to_rewrite(state, set_id):  # type: ignore[no-untyped-def]
     state[WANTED] = 0
     wanted = 4 * members_of(state, set_id) + 16
-    if min(table_room(state, FANOUT), table_room(state, GAPS)) >= wanted:
+    if min(table_room(state, FANOUT), table_room(state, GAPS), table_room(state, ANCHORS)) >= wanted:
         return True
     state[WANTED] = wanted
     return False
@@ -1289,6 +1353,8 @@ def store(address, slot, hashes, engine_keys, domain, parent, start):  # type: i
     while position < stop:
         if position + PREFETCH_AHEAD < stop:
             prefetch_entry(state, NODES, hashes[position + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
+            if engine_keys.shape[0] > 0:
+                prefetch_entry(state, LINKS, engine_keys[position + PREFETCH_AHEAD], PAIR_BYTES)
         key = hashes[position] ^ domain
         entry = find(state, NODES, key, NODE_BYTES)
         value = load64(entry + 8)
@@ -1570,26 +1636,51 @@ def change_set(state, previous, current, depth, levels):  # type: ignore[no-unty
 
 
 @inlined
+def gap_in_stretch(state, hashes, domain, first, position, stop, word):  # type: ignore[no-untyped-def]
+    """The first position from ``position`` on that is in ``word`` and at a gap, else ``stop``."""
+    while position < stop and word != ZERO:
+        skipped = trailing_zeros(word)
+        position += skipped
+        if position >= stop:
+            break
+        place = place_of(name_of(hashes[position] ^ domain), u64(first + position))
+        if load64(find(state, GAPS, place, TRIPLE_BYTES) + 8) != ZERO:
+            return position
+        position += 1
+        word = (word >> u64(skipped)) >> ONE
+    return stop
+
+
+@inlined
 def next_gap(state, hashes, domain, first, position, stop):  # type: ignore[no-untyped-def]
     """The first position from ``position`` on, below ``stop``, that is at a gap; else ``stop``.
 
-    ``first`` is the depth at position 0. Depths without any gap are skipped 64 at a time.
+    ``first`` is the depth at position 0. A stretch of depths is passed at once if no gap has its anchor
+    and none without an anchor has one of its depths.
     """
     if state[GAPS + USED] == 0:
         return stop
     while position < stop:
-        depth = (first + position) & GAP_DEPTH_BITS
-        word = load64(state[GAP_BITS] + 8 * (depth >> 6)) >> u64(depth & 63)
-        if word == ZERO:
-            position += 64 - (depth & 63)
-            continue
-        position += trailing_zeros(word)
-        if position >= stop:
-            return stop
-        place = place_of(name_of(hashes[position] ^ domain), u64(first + position))
-        if load64(find(state, GAPS, place, PAIR_BYTES) + 8) != ZERO:
-            return position
-        position += 1
+        depth = first + position
+        stretch = depth // STRETCH * STRETCH
+        word = load64(state[GAP_BITS] + 8 * ((depth & GAP_DEPTH_BITS) >> 6))
+        anchor = stretch - first
+        if anchor < 0:
+            word = ~ZERO
+        else:
+            if anchor + 4 * STRETCH < stop:
+                ahead = name_of(hashes[anchor + 4 * STRETCH] ^ domain)
+                prefetch_entry(state, ANCHORS, place_of(ahead, u64(stretch + 4 * STRETCH)), PAIR_BYTES)
+            place = place_of(name_of(hashes[anchor] ^ domain), u64(stretch))
+            if load64(find(state, ANCHORS, place, PAIR_BYTES) + 8) != ZERO:
+                word = ~ZERO
+        end = min(stretch + STRETCH - first, stop)
+        word >>= u64(depth - stretch)
+        if word != ZERO:
+            found = gap_in_stretch(state, hashes, domain, first, position, end, word)
+            if found < end:
+                return found
+        position = end
     return stop
 
 
@@ -1867,7 +1958,7 @@ def sweep_marks(state, table, positions, entry_bytes):  # type: ignore[no-untype
 @kernel(_STATE, _INT)
 def sweep_fanout(address, positions):  # type: ignore[no-untyped-def]
     """Drop what FANOUT and GAPS know of retired slots; see sweep."""
-    return sweep_marks(words_at(address), FANOUT, positions, FANOUT_BYTES)
+    return sweep_marks(words_at(address), FANOUT, positions, TRIPLE_BYTES)
 
 
 @kernel(_STATE, _INT)
@@ -1973,13 +2064,13 @@ def drop_leaves(address, wanted, shared):  # type: ignore[no-untyped-def]
     """
     state = words_at(address)
     entries = state[FANOUT + ENTRIES]
-    positions_of_table = (state[FANOUT + END] - entries) // FANOUT_BYTES
+    positions_of_table = (state[FANOUT + END] - entries) // TRIPLE_BYTES
     dropped = 0
     left = positions_of_table
     while left > 0 and dropped < wanted and removal_room(state) > 2:
         if state[HAND] >= positions_of_table:
             state[HAND] = 0
-        entry = entries + state[HAND] * FANOUT_BYTES
+        entry = entries + state[HAND] * TRIPLE_BYTES
         value = load64(entry + 8)
         left -= 1
         slot = np.int64(value >> u64(32))
@@ -2130,16 +2221,23 @@ def describe_node(address, key, found):  # type: ignore[no-untyped-def]
     return 1
 
 
+@inlined
+def place_all(state, table, source, count, entry_bytes):  # type: ignore[no-untyped-def]
+    entries, capacity = state[table + ENTRIES], state[table + CAPACITY]
+    for i in range(count):
+        address = place_entry(entries, capacity, source + i * entry_bytes, entry_bytes)
+        note_highest(state, table, address, entry_bytes)
+    state[table + USED] += count
+
+
 @kernel(_STATE, _INT, _INT, _INT)
 def refill(address, table, source, count):  # type: ignore[no-untyped-def]
     """Put ``count`` entries that lie one behind the other at ``source`` into an empty table."""
     state = words_at(address)
-    for i in range(count):
-        if table == NODES:
-            place_entry(state, NODES, source + i * NODE_BYTES, NODE_BYTES)
-        elif table == FANOUT:
-            place_entry(state, FANOUT, source + i * FANOUT_BYTES, FANOUT_BYTES)
-        else:
-            place_entry(state, table, source + i * PAIR_BYTES, PAIR_BYTES)
-        state[table + USED] += 1
+    if table == NODES:
+        place_all(state, NODES, source, count, NODE_BYTES)
+    elif table in (FANOUT, GAPS):
+        place_all(state, table, source, count, TRIPLE_BYTES)
+    else:
+        place_all(state, table, source, count, PAIR_BYTES)
     return state[table + CROWDED]

@@ -30,7 +30,9 @@ MAGIC = b"KVINDEX\n"
 VERSION = 1
 PREFIX_BYTES = 16
 PIECE_BYTES = 1 << 24
-TABLES = {name: getattr(k, name) for name in ("NODES", "LINKS", "SETS", "COPIES", "FANOUT", "GAPS")}
+TABLES = {
+    name: getattr(k, name) for name in ("NODES", "LINKS", "SETS", "COPIES", "FANOUT", "GAPS", "ANCHORS")
+}
 POOLS = {name: getattr(k, name) for name in ("SET_POOL", "SMALL_POOL", "BITS_POOL")}
 COUNTERS = {"dropped": k.DROPPED, "matches": k.MATCHES}
 SLOT_ARRAYS = ("slot_holder", "slot_tier", "slot_blocks", "slot_gaps")
