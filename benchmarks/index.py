@@ -25,8 +25,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from workloads.fleet import DOCUMENT_BLOCKS, Hashes, Stored, Workload
 from numpy.typing import NDArray
+from workloads.fleet import DOCUMENT_BLOCKS, Hashes, Stored, Workload
 
 from cache_index import CacheIndex, Holder, Namespace, StreamIngest, Tier, sequence_hashes, warm
 
