@@ -19,14 +19,21 @@ MOVES_PER_CALL = 64
 MOVES_AT_LEAST = 1 << 14  # positions that are moved before the kernels go on after a growth began
 MOVES_AT_ONCE = 1 << 16
 DOUBLING_BELOW = 1 << 19  # small tables double; large ones grow in steps, so that they stay well filled
-LARGE_STEP = {k.NODES: 1.2, k.LINKS: 1.35}  # 29.3 and 26.4 bytes per entry just after a step
+LARGE_STEP = {k.NODES: 1.2, k.LINKS: 1.35}  # 29.3 and 30.0 bytes per entry just after a step
 OTHER_STEP = 1.5
-FULL = 0.82  # see kernels.table_room
 NO_LIMIT = 1 << 62
 RECLAIM_POSITIONS = 1 << 16  # what retired slots had goes before anything is dropped for want of room
 RECLAIMS_BEFORE_EVICTION = 4
 
 MARKS = (k.FANOUT, k.GAPS, k.ANCHORS)
+
+
+def _percent(table: int) -> int:
+    return k.LINKS_PERCENT if table == k.LINKS else k.USUAL_PERCENT
+
+
+def _capacity_for(table: int, entries: int) -> int:
+    return max(MINIMUM_CAPACITY, entries * 100 // _percent(table) + 1)
 
 
 class KernelArrays:
@@ -49,7 +56,7 @@ class KernelArrays:
         self.holder_capacity = 0
         for table in k.ENTRY_BYTES:
             blocks = expected_blocks if table in (k.NODES, k.LINKS) else 0
-            self._new_table(table, max(MINIMUM_CAPACITY, int((blocks + ROOM) / FULL) + 1))
+            self._new_table(table, _capacity_for(table, blocks + ROOM))
             self.state[table + k.SWEPT] = -1
         for pool in (k.SET_POOL, k.SMALL_POOL, k.BITS_POOL):
             self.state[pool + k.FREE] = -1
@@ -165,7 +172,7 @@ class KernelArrays:
         """Put what ``packed`` returned into this table, which must be empty."""
         rows = np.ascontiguousarray(rows)
         while True:
-            self._new_table(table, max(MINIMUM_CAPACITY, int((len(rows) + 4 * ROOM) / FULL) + 1))
+            self._new_table(table, _capacity_for(table, len(rows) + 4 * ROOM))
             self.state[table + k.USED] = 0
             if not k.refill(self.address, table, rows.ctypes.data, len(rows)):
                 return
@@ -196,7 +203,7 @@ class KernelArrays:
     def _table_room(self, table: int) -> int:
         if self.state[table + k.CROWDED]:
             return 0
-        return self.capacity(table) * 82 // 100 - self.used(table)
+        return self.capacity(table) * _percent(table) // 100 - self.used(table)
 
     def _new_table(self, table: int, capacity: int) -> None:
         positions = capacity + self._spare[table]

@@ -97,6 +97,8 @@ ENTRY_BYTES = {
     GAPS: TRIPLE_BYTES,
     ANCHORS: PAIR_BYTES,
 }
+USUAL_PERCENT = 82  # of its homes a table may have in use before it must grow
+LINKS_PERCENT = 72
 CROWDED_ENTRIES = 1024  # a table whose last so many positions are touched must grow
 
 ROWS, POOL_CAPACITY, LIVE, NEXT, FREE, ROW_BYTES = range(6)
@@ -547,6 +549,15 @@ def prefetch_entry(state, table, key, entry_bytes):  # type: ignore[no-untyped-d
 
 
 @inlined
+def prefetch_run(state, table, key, entry_bytes):  # type: ignore[no-untyped-def]
+    """For what looks beyond the key's entry: until the next empty one."""
+    address = home_address(state, table, key * GOLDEN, entry_bytes)
+    prefetch(address)
+    prefetch(address + 64)
+    prefetch(address + 128)
+
+
+@inlined
 def claim(state, table, address, entry_bytes):  # type: ignore[no-untyped-def]
     """Count the entry just written at ``address``, which was empty."""
     state[table + USED] += 1
@@ -589,10 +600,11 @@ def erase(state, table, address, entry_bytes):  # type: ignore[no-untyped-def]
 
 @inlined
 def table_room(state, table):  # type: ignore[no-untyped-def]
-    """Entries that may still be added before the table must grow (load 0.82)."""
+    """Entries that may still be added before the table must grow."""
     if state[table + CROWDED] != 0:
         return np.int64(0)
-    return state[table + CAPACITY] * 82 // 100 - state[table + USED]
+    percent = LINKS_PERCENT if table == LINKS else USUAL_PERCENT
+    return state[table + CAPACITY] * percent // 100 - state[table + USED]
 
 
 @inlined
@@ -1324,8 +1336,11 @@ def store(address, slot, hashes, engine_keys, domain, parent, start):  # type: i
     """
     state = words_at(address)
     stop = min(hashes.shape[0], start + room(state))
+    linked = engine_keys.shape[0] > 0
     for i in range(start, min(stop, start + PREFETCH_AHEAD)):
-        prefetch_entry(state, NODES, hashes[i] ^ domain, NODE_BYTES)
+        prefetch_run(state, NODES, hashes[i] ^ domain, NODE_BYTES)
+        if linked:
+            prefetch_run(state, LINKS, engine_keys[i], PAIR_BYTES)
     if start > 0:
         parent = hashes[start - 1]
     depth, above, above_name, above_place = ZERO, np.int64(0), ZERO, ZERO  # above: the set before the block
@@ -1352,9 +1367,9 @@ def store(address, slot, hashes, engine_keys, domain, parent, start):  # type: i
     position = start
     while position < stop:
         if position + PREFETCH_AHEAD < stop:
-            prefetch_entry(state, NODES, hashes[position + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
-            if engine_keys.shape[0] > 0:
-                prefetch_entry(state, LINKS, engine_keys[position + PREFETCH_AHEAD], PAIR_BYTES)
+            prefetch_run(state, NODES, hashes[position + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
+            if linked:
+                prefetch_run(state, LINKS, engine_keys[position + PREFETCH_AHEAD], PAIR_BYTES)
         key = hashes[position] ^ domain
         entry = find(state, NODES, key, NODE_BYTES)
         value = load64(entry + 8)
@@ -1412,7 +1427,7 @@ def store(address, slot, hashes, engine_keys, domain, parent, start):  # type: i
         settle = not gained or depth == UNKNOWN_DEPTH
         if settle:
             settle_leaf(state, slot)
-        if engine_keys.shape[0] > 0:
+        if linked:
             link(state, engine_keys[position], key)
         above, above_name, above_place, above_held = set_of(entry), name, place, True
         if depth != UNKNOWN_DEPTH:
@@ -1465,12 +1480,20 @@ def remove(address, slot, hashes, domain, start):  # type: ignore[no-untyped-def
     state = words_at(address)
     state[LEAF_WAITS] = 0
     stop = min(hashes.shape[0], start + removal_room(state))
+    for i in range(start, min(stop, start + PREFETCH_AHEAD)):
+        prefetch_run(state, NODES, hashes[i] ^ domain, NODE_BYTES)
     for i in range(start, stop):
         if i + PREFETCH_AHEAD < stop:
-            prefetch_entry(state, NODES, hashes[i + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
+            prefetch_run(state, NODES, hashes[i + PREFETCH_AHEAD] ^ domain, NODE_BYTES)
         take(state, slot, hashes[i] ^ domain)
     settle_leaf(state, slot)
     return max(start, stop)
+
+
+@inlined
+def prefetch_linked(state, engine_key):  # type: ignore[no-untyped-def]
+    key = load64(find(state, LINKS, engine_key, PAIR_BYTES) + 8)
+    prefetch_run(state, NODES, key, NODE_BYTES)
 
 
 @kernel(_STATE, _INT, _IN_U64, _INT)
@@ -1483,12 +1506,15 @@ def remove_linked(address, slot, engine_keys, start):  # type: ignore[no-untyped
     state[LEAF_WAITS] = 0
     stop = min(engine_keys.shape[0], start + removal_room(state))
     unknown = 0
+    for i in range(start, min(stop, start + 2 * PREFETCH_AHEAD)):
+        prefetch_run(state, LINKS, engine_keys[i], PAIR_BYTES)
+    for i in range(start, min(stop, start + PREFETCH_AHEAD)):
+        prefetch_linked(state, engine_keys[i])
     for i in range(start, stop):
         if i + 2 * PREFETCH_AHEAD < stop:
-            prefetch_entry(state, LINKS, engine_keys[i + 2 * PREFETCH_AHEAD], PAIR_BYTES)
+            prefetch_run(state, LINKS, engine_keys[i + 2 * PREFETCH_AHEAD], PAIR_BYTES)
         if i + PREFETCH_AHEAD < stop:
-            ahead = load64(find(state, LINKS, engine_keys[i + PREFETCH_AHEAD], PAIR_BYTES) + 8)
-            prefetch_entry(state, NODES, ahead, NODE_BYTES)
+            prefetch_linked(state, engine_keys[i + PREFETCH_AHEAD])
         entry = find(state, LINKS, engine_keys[i], PAIR_BYTES)
         key = load64(entry + 8)
         if key == ZERO:

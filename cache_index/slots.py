@@ -234,5 +234,10 @@ class Slots:
             arrays.advance(blocks)
         elif self._retired or self._sweeping or self._links_wanted:
             self.reclaim(SWEEP_PER_BLOCK * blocks + SWEEP_PER_CALL)
-        elif arrays.used(k.LINKS) > STALE_LINKS_FACTOR * self._links_before + STALE_LINKS:
+        elif self._has_many_links():
             self._links_wanted = True
+
+    def _has_many_links(self) -> bool:
+        """Whether LINKS may hold many of nodes that are gone; a node can have several names, too."""
+        links = self._arrays.used(k.LINKS) - STALE_LINKS
+        return links > self._arrays.used(k.NODES) and links > STALE_LINKS_FACTOR * self._links_before
