@@ -8,7 +8,7 @@ from rich.console import Console
 
 
 def warm() -> None:
-    """Compile the index's kernels now; without this the first start does it (some seconds, once a machine)."""
+    """Compile the index's kernels now; without this the first start does it (half a minute, once a machine)."""
     console = Console(stderr=True)
     started_s = time.monotonic()
     with console.status("compiling the index's kernels"):
