@@ -4,9 +4,11 @@ Excluded: sockets, HTTP, tokenization, compilation, making the input. Both are c
 thread; rates are also given per CPU second, because Dynamo's tree works on a thread of its own. Its binding
 takes events as JSON, so its figures contain parsing; ours takes arrays here, and
 ``frames_blocks_per_cpu_s`` has everything from vLLM's msgpack frames on. Growth from empty is part of every
-store figure. Latencies are over single calls, the best of a few rounds, which on a shared machine is the
-figure of the quiet machine; ratios come from one run. A ratio is null where Dynamo is missing:
-``pip install --target FOLDER --no-deps ai-dynamo-runtime==1.6.1``, then ``PYTHONPATH=FOLDER``.
+store figure but ``store_expected_*``, where the index was told before how many blocks would come, as
+`conductor serve` tells it what its engines have room for. Latencies are over single calls, the best of a few
+rounds, which on a shared machine is the figure of the quiet machine; ratios come from one run. A ratio is null
+where Dynamo is missing: ``pip install --target FOLDER --no-deps ai-dynamo-runtime==1.6.1``, then
+``PYTHONPATH=FOLDER``.
 """
 
 from __future__ import annotations
@@ -155,10 +157,8 @@ def rates(name: str, count: int, seconds: NDArray[np.float64]) -> Figures:
 # --- beside the peer ---------------------------------------------------------------------------------
 
 
-def fleet_figures(index: Ours | Dynamo, workers: int, sequences: int, calls: int) -> Figures:
-    """Store, match and remove of the fleet's traffic. Makes the same input for any index."""
-    workload = Workload(workers, sequences)
-    figures: Figures = {}
+def stored_s(index: Ours | Dynamo, workload: Workload) -> tuple[int, NDArray[np.float64]]:
+    """Store the fleet's blocks; how many they are, and what that took."""
     store_s, blocks, batch = np.zeros(2), 0, []
     for event in workload.events():
         batch.append(index.encode_store(event))
@@ -166,7 +166,24 @@ def fleet_figures(index: Ours | Dynamo, workers: int, sequences: int, calls: int
         if len(batch) == EVENTS_AT_ONCE:
             store_s += applied_s(index, batch)
             batch.clear()
-    store_s += applied_s(index, batch)
+    return blocks, store_s + applied_s(index, batch)
+
+
+def expected_figures(workers: int, sequences: int, blocks: int) -> Figures:
+    """The store of `fleet_figures` again, by an index that was made ready for so many blocks."""
+    ours = Ours(workers)
+    ours.index.expect(blocks)
+    while ours.index.reclaim():
+        pass
+    blocks, seconds = stored_s(ours, Workload(workers, sequences))
+    return rates("store_expected_blocks", blocks, seconds)
+
+
+def fleet_figures(index: Ours | Dynamo, workers: int, sequences: int, calls: int) -> Figures:
+    """Store, match and remove of the fleet's traffic. Makes the same input for any index."""
+    workload = Workload(workers, sequences)
+    figures: Figures = {}
+    blocks, store_s = stored_s(index, workload)
     figures |= rates("store_blocks", blocks, store_s)
     figures["stored_blocks"] = blocks
 
@@ -218,8 +235,8 @@ def churn_figures(index: Ours | Dynamo, branches: int) -> Figures:
 def compared(ours: Figures, theirs: Figures | None) -> Figures:
     """Ratios to the peer, above 1 where ours is better."""
 
-    def ratio(name: str, *, inverse: bool = False) -> float | None:
-        mine, other = ours[name], theirs[name] if theirs is not None else None
+    def ratio(name: str, *, inverse: bool = False, than: str | None = None) -> float | None:
+        mine, other = ours[name], theirs[than or name] if theirs is not None else None
         if mine is None or other is None:
             return None
         return other / mine if inverse else mine / other
@@ -233,6 +250,7 @@ def compared(ours: Figures, theirs: Figures | None) -> Figures:
     return {
         "store_ratio_vs_dynamo": ratio("store_blocks_per_s"),
         "store_cpu_ratio_vs_dynamo": ratio("store_blocks_per_cpu_s"),
+        "store_expected_ratio_vs_dynamo": ratio("store_expected_blocks_per_s", than="store_blocks_per_s"),
         "store_single_ratio_vs_dynamo": ratio("store_single_events_per_s"),
         "store_single_cpu_ratio_vs_dynamo": ratio("store_single_events_per_cpu_s"),
         "remove_ratio_vs_dynamo": ratio("remove_blocks_per_s"),
@@ -264,7 +282,11 @@ def measure_alone(name: str, quick: bool) -> Figures:
     def make(count: int) -> Ours | Dynamo:
         return Ours(count) if name == "ours" else Dynamo(find_dynamo())
 
-    return fleet_figures(make(workers), workers, sequences, calls) | churn_figures(make(8), branches)
+    figures = fleet_figures(make(workers), workers, sequences, calls)
+    gc.collect()
+    if name == "ours":
+        figures |= expected_figures(workers, sequences, int(figures["stored_blocks"] or 0))
+    return figures | churn_figures(make(8), branches)
 
 
 def beside_dynamo(quick: bool) -> Figures:
@@ -291,21 +313,22 @@ def filled(index: CacheIndex, fleet: Sequence[Holder], blocks: int, *, linked: b
     """Sessions of 128 blocks, one holder each, all growth included."""
     random = np.random.default_rng(7)
     name = "linked" if linked else "plain"
-    taken, fullest = [], 0.0
+    taken, longest_cpu_s, fullest = [], 0.0, 0.0
     before = resident_bytes()
-    clock = time.perf_counter
+    clock, cpu_clock = time.perf_counter, time.thread_time
     sessions = np.empty((2048, 128), np.uint64)
     for start in range(0, blocks // 128, 2048):
         sessions[:] = random.integers(1, 1 << 64, sessions.shape, dtype=np.uint64)
         keys = sessions + np.uint64(1)
         for number, session in enumerate(sessions):
             holder = fleet[(start + number) % len(fleet)]
-            begin_s = clock()
+            begin_cpu_s, begin_s = cpu_clock(), clock()
             if linked:
                 index.store_linked(holder, Tier.DEVICE, NAMESPACE, session, keys[number])
             else:
                 index.store(holder, Tier.DEVICE, NAMESPACE, session)
             taken.append(clock() - begin_s)
+            longest_cpu_s = max(longest_cpu_s, cpu_clock() - begin_cpu_s)
         stats = index.stats()
         if start * 128 >= blocks // 2:
             fullest = max(fullest, stats.bytes / stats.residencies)
@@ -313,6 +336,7 @@ def filled(index: CacheIndex, fleet: Sequence[Holder], blocks: int, *, linked: b
         f"residencies_{name}": stats.residencies,
         f"store_new_{name}_blocks_per_s": 128 * len(taken) / sum(taken),
         f"growth_slowest_call_{name}_ms": max(taken) * 1e3,
+        f"growth_slowest_call_{name}_cpu_ms": longest_cpu_s * 1e3,
         f"bytes_per_residency_{name}_worst": fullest,
         f"bytes_per_residency_{name}": stats.bytes / stats.residencies,
         f"resident_bytes_per_residency_{name}": (resident_bytes() - before) / stats.residencies,
@@ -326,6 +350,8 @@ def large_index(quick: bool, blocks: int) -> Figures:
     for holder in fleet:
         index.register(holder)
     figures = filled(index, fleet, blocks // 2, linked=True)
+    del index
+    gc.collect()
     index = CacheIndex()
     for holder in fleet:
         index.register(holder)

@@ -14,13 +14,23 @@ from cache_index.events import (
 from cache_index.hashing import Namespace, chain_hashes, fold_extra_keys, sequence_hashes
 from cache_index.ingest import IngestCounters, StreamIngest
 from cache_index.mooncake import MooncakeEventSource
+from cache_index.prompt_match import PromptMatcher
 from cache_index.radix import CacheIndex
-from cache_index.residency import Holder, IndexStats, Tier, TreeNode, UnknownHolderError
+from cache_index.residency import (
+    HeldRange,
+    Holder,
+    HotPrefix,
+    IndexStats,
+    Tier,
+    TreeNode,
+    UnknownHolderError,
+)
 from cache_index.self_check import KernelError, warm
 from cache_index.sglang_load import LoadStat, SglangLoadFeeds
-from cache_index.tier_scope import scoped_index
+from cache_index.snapshot import SaveReport, Snapshot, SnapshotError, load, save
+from cache_index.streams import StreamConfig, StreamPosition, StreamStats
 from cache_index.trtllm import TrtllmEventSource
-from cache_index.zmq_source import StreamConfig, StreamStats, VllmEventSource
+from cache_index.zmq_source import VllmEventSource
 
 __all__ = [
     "ApproximateResidency",
@@ -31,7 +41,9 @@ __all__ = [
     "EventBatch",
     "EventSource",
     "EventSources",
+    "HeldRange",
     "Holder",
+    "HotPrefix",
     "IndexStats",
     "IngestCounters",
     "KernelError",
@@ -39,10 +51,15 @@ __all__ = [
     "MalformedEventError",
     "MooncakeEventSource",
     "Namespace",
+    "PromptMatcher",
+    "SaveReport",
     "SglangLoadFeeds",
+    "Snapshot",
+    "SnapshotError",
     "StreamBooks",
     "StreamConfig",
     "StreamIngest",
+    "StreamPosition",
     "StreamStats",
     "Tier",
     "TreeNode",
@@ -52,7 +69,8 @@ __all__ = [
     "chain_hashes",
     "decode_batch",
     "fold_extra_keys",
-    "scoped_index",
+    "load",
+    "save",
     "sequence_hashes",
     "warm",
 ]

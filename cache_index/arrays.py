@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import kernels as k
-from cache_index.table_memory import HUGE_PAGE, TableMemory
+from cache_index.table_memory import HUGE_PAGE, TableMemory, available_bytes
 
 MINIMUM_CAPACITY = 1 << 11
 SPARE = 1 << 11  # positions behind a table's last home
@@ -18,14 +18,16 @@ MOVES_PER_BLOCK = 24  # positions of a growing table that are moved per block ap
 MOVES_PER_CALL = 64
 MOVES_AT_LEAST = 1 << 14  # positions that are moved before the kernels go on after a growth began
 MOVES_AT_ONCE = 1 << 16
-DOUBLING_BELOW = 1 << 19  # small tables double; large ones grow in steps, so that they stay well filled
-LARGE_STEP = {k.NODES: 1.2, k.LINKS: 1.35}  # 29.3 and 30.0 bytes per entry just after a step
+DOUBLING_BELOW = 1 << 21  # entries; below, speed counts more than the 40 MB that a table can have in excess
+LARGE_STEP = {k.NODES: 1.2, k.LINKS: 1.35}  # above: 29.3 and 30.0 bytes per entry just after a step
 OTHER_STEP = 1.5
 NO_LIMIT = 1 << 62
 RECLAIM_POSITIONS = 1 << 16  # what retired slots had goes before anything is dropped for want of room
 RECLAIMS_BEFORE_EVICTION = 4
 
 MARKS = (k.FANOUT, k.GAPS, k.ANCHORS)
+BLOCK_TABLES = (k.NODES, k.LINKS)  # a block has an entry in each
+GROWN_AHEAD = 0.25  # share of the available memory that tables may take before they are needed
 
 
 def _percent(table: int) -> int:
@@ -52,10 +54,11 @@ class KernelArrays:
         self._old: dict[int, TableMemory] = {}
         self.reclaim: Callable[[int], bool] = lambda positions: False
         self._spare = dict.fromkeys(k.ENTRY_BYTES, SPARE)
+        self._foreseen = dict.fromkeys(BLOCK_TABLES, 0)  # capacities to grow to ahead of the need
         self.slot_capacity = 0
         self.holder_capacity = 0
         for table in k.ENTRY_BYTES:
-            blocks = expected_blocks if table in (k.NODES, k.LINKS) else 0
+            blocks = expected_blocks if table in BLOCK_TABLES else 0
             self._new_table(table, _capacity_for(table, blocks + ROOM))
             self.state[table + k.SWEPT] = -1
         for pool in (k.SET_POOL, k.SMALL_POOL, k.BITS_POOL):
@@ -108,6 +111,24 @@ class KernelArrays:
                 while each in self._old:
                     self._move(each, MOVES_AT_ONCE)
 
+    def foresee(self, blocks: int) -> None:
+        """So many blocks are to be expected: ``grow_ahead`` makes room for as many as memory allows."""
+        blocks = min(blocks, int(self.state[k.MAX_BLOCKS]))
+        wanted = {table: _capacity_for(table, blocks + ROOM) for table in BLOCK_TABLES}
+        more = sum(k.ENTRY_BYTES[t] * max(0, wanted[t] - self.capacity(t)) for t in BLOCK_TABLES)
+        affordable = min(1.0, GROWN_AHEAD * available_bytes() / max(more, 1))
+        for table, capacity in wanted.items():
+            now = self.capacity(table)
+            self._foreseen[table] = max(self._foreseen[table], int(now + affordable * (capacity - now)))
+
+    def grow_ahead(self) -> bool:
+        """Begin to move what has less than the foreseen capacity; whether anything had."""
+        small = [t for t, foreseen in self._foreseen.items() if foreseen > self.capacity(t)]
+        for table in small:
+            if table not in self._old:
+                self._grow_table(table)
+        return bool(small)
+
     def make_room(self, *, to_store: bool = True) -> None:
         """After this, the kernels can store (or only remove) at least one block, mostly ``ROOM`` of them."""
         self.advance(k.MOVING_ROOM)
@@ -156,23 +177,26 @@ class KernelArrays:
         self._resized(k.ALIVE, (capacity,), np.int32)
         self.holder_capacity = capacity
 
-    def packed(self, table: int) -> NDArray[np.uint32]:
-        """A copy of the table's entries, one row of 32-bit words each, in the order of their homes."""
+    def positions(self, table: int) -> list[NDArray[np.uint32]]:
+        """All positions of the table, one row of 32-bit words each, in the order of their homes.
+
+        Of a table that is being moved, the new one and what is left of the old. The arrays are not copies.
+        """
         entry_words = k.ENTRY_BYTES[table] // 4
         parts = []
         moved = int(self.state[table + k.CURSOR]) if table in self._old else 0
         for memory, first in ((self._tables[table], 0), (self._old.get(table), moved)):
             if memory is not None:
                 words = memory.bytes[: memory.size // (4 * entry_words) * 4 * entry_words].view(np.uint32)
-                rows = words.reshape(-1, entry_words)[first:]
-                parts.append(rows[(rows[:, 2] | rows[:, 3]) != 0])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+                parts.append(words.reshape(-1, entry_words)[first:])
+        return parts
 
     def refill(self, table: int, rows: NDArray[np.uint32]) -> None:
-        """Put what ``packed`` returned into this table, which must be empty."""
+        """Put the entries among ``positions`` into this table, which must be empty."""
         rows = np.ascontiguousarray(rows)
+        capacity = max(self.capacity(table), _capacity_for(table, len(rows) + 4 * ROOM))
         while True:
-            self._new_table(table, _capacity_for(table, len(rows) + 4 * ROOM))
+            self._new_table(table, capacity)
             self.state[table + k.USED] = 0
             if not k.refill(self.address, table, rows.ctypes.data, len(rows)):
                 return
@@ -225,9 +249,8 @@ class KernelArrays:
         self.state[table + k.OLD_CAPACITY] = capacity
         self.state[table + k.CURSOR] = 0
         self.state[k.MOVING] += 1
-        self._new_table(
-            table, int(capacity * (LARGE_STEP.get(table, OTHER_STEP) if capacity >= DOUBLING_BELOW else 2))
-        )
+        step = LARGE_STEP.get(table, OTHER_STEP) if capacity >= DOUBLING_BELOW else 2
+        self._new_table(table, max(int(capacity * step), self._foreseen.get(table, 0)))
         self._move(table, MOVES_AT_LEAST)
 
     def _move(self, table: int, positions: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from cache_index.residency import Holder
-from cache_index.zmq_source import StreamConfig, StreamStats
+from cache_index.streams import StreamConfig, StreamStats
 
 
 class StreamBooks(Protocol):
@@ -30,6 +30,6 @@ class EventSource(Protocol):
         """Stop following it and forget what it reported."""
 
     def resync(self, holder: Holder) -> None:
-        """The engine came back: forget what it reported and read its stream from the beginning."""
+        """The engine went away or came back: forget what it reported and read its stream from the beginning."""
 
     def stream_stats(self) -> list[StreamStats]: ...

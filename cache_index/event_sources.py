@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cache_index.event_source import EventSource
 from cache_index.residency import Holder
-from cache_index.zmq_source import StreamConfig, StreamStats
+from cache_index.streams import StreamConfig, StreamStats
 
 
 class EventSources:

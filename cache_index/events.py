@@ -10,10 +10,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_index.cache_groups import PARTIAL_KINDS
+from cache_index.event_batch import Batch, read_batch
+from cache_index.event_batch import MalformedEventError as MalformedEventError
 from cache_index.residency import Tier
 
 _MASK_64 = (1 << 64) - 1
@@ -26,18 +28,11 @@ _STORED_FIELDS = (
     "medium",
     "lora_name",
     "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
 )
-_REMOVED_FIELDS = ("block_hashes", "medium")
+_REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
 _CLEARED_FIELDS = ("medium",)
-
-
-class MalformedEventError(ValueError):
-    """A payload or one of its events is not what the format says; ``field`` names the part at fault."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +46,14 @@ class BlocksStored:
     tier: Tier = Tier.DEVICE
     lora: str | None = None
     extra_keys: tuple[tuple[object, ...], ...] | None = None  # per block, without the LoRA name
+    group: int | None = None  # KV cache group of a hybrid model, and the kind of its layers
+    kind: str | None = None
+    names_extra_keys: bool = False  # the event has extra keys of its own; a salt beside them is none
+
+    @property
+    def bare(self) -> bool:
+        """Whether the blocks may have extra keys that the event leaves out: see ``extra_keys``."""
+        return self.extra_keys is None and self.tier is not Tier.DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class BlocksRemoved:
 
     engine_hashes: NDArray[np.uint64]
     tier: Tier = Tier.DEVICE
+    group: int | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,54 +73,22 @@ class BlocksCleared:
     tier: Tier | None = None
 
 
-Event = BlocksStored | BlocksRemoved | BlocksCleared
-
-
 @dataclass(frozen=True, slots=True)
-class EventBatch:
-    """One message of a stream. ``rejected`` are events that could not be read; the others are good."""
+class PartialGroupChanged:
+    """Something was stored in a KV cache group that does not hold whole prefixes, nobody can say what."""
 
-    timestamp_s: float
-    events: tuple[Event, ...]
-    rank: int | None
-    unknown_events: int
-    rejected: tuple[MalformedEventError, ...]
+    group: int | None
 
 
-_decoder = msgspec.msgpack.Decoder()
+Event = BlocksStored | BlocksRemoved | BlocksCleared | PartialGroupChanged
+
+
+EventBatch = Batch[Event]
 
 
 def decode_batch(payload: bytes) -> EventBatch:
     """Read one payload. MalformedEventError if it is no batch at all; bad events are set aside."""
-    try:
-        batch = _decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise MalformedEventError("payload", str(error)) from error
-    if not isinstance(batch, list) or len(batch) < 2:
-        raise MalformedEventError("payload", "expected an array of timestamp, events and rank")
-    timestamp_s, items = batch[0], batch[1]
-    if isinstance(timestamp_s, bool) or not isinstance(timestamp_s, int | float):
-        raise MalformedEventError("timestamp", f"expected a number, got {type(timestamp_s).__name__}")
-    if not isinstance(items, list):
-        raise MalformedEventError("events", f"expected an array, got {type(items).__name__}")
-    rank = batch[2] if len(batch) > 2 else None
-    if rank is not None and not isinstance(rank, int):
-        raise MalformedEventError("data_parallel_rank", f"expected an integer, got {type(rank).__name__}")
-
-    events: list[Event] = []
-    rejected: list[MalformedEventError] = []
-    unknown = 0
-    for item in items:
-        try:
-            event = _event(item)
-        except MalformedEventError as error:
-            rejected.append(error)
-            continue
-        if event is None:
-            unknown += 1
-        else:
-            events.append(event)
-    return EventBatch(float(timestamp_s), tuple(events), rank, unknown, tuple(rejected))
+    return read_batch(payload, _event)
 
 
 def _event(item: object) -> Event | None:
@@ -130,10 +103,11 @@ def _event(item: object) -> Event | None:
         raise MalformedEventError("event", f"expected a map or an array, got {type(item).__name__}")
     if not isinstance(kind, str):
         raise MalformedEventError("type", f"expected a text, got {type(kind).__name__}")
-    if kind == "BlockRemoved":
-        return BlocksRemoved(_hashes(fields), _tier(fields) or Tier.DEVICE)
-    if kind == "BlockStored":
-        return _stored(fields)
+    if kind in ("BlockRemoved", "BlockStored"):
+        group, group_kind = _group(fields)
+        if kind == "BlockStored":
+            return _stored_in(fields, group, group_kind)
+        return BlocksRemoved(_hashes(fields), _tier(fields) or Tier.DEVICE, group, group_kind)
     if kind == "AllBlocksCleared":
         return BlocksCleared(_tier(fields))
     return None
@@ -146,10 +120,29 @@ _POSITIONS = {
 }
 
 
-def _stored(fields: dict[str, object]) -> BlocksStored:
+def _group(fields: dict[str, object]) -> tuple[int | None, str | None]:
+    """KV cache group and the kind of its layers."""
+    group, kind = fields.get("group_idx"), fields.get("kv_cache_spec_kind")
+    if group is not None and (type(group) is not int or not 0 <= group < 1 << 32):
+        raise MalformedEventError("group_idx", f"expected a number from 0 on, got {group!r:.40}")
+    if kind is not None and not isinstance(kind, str):
+        raise MalformedEventError("kv_cache_spec_kind", f"expected a text, got {type(kind).__name__}")
+    return group, kind
+
+
+def _stored_in(fields: dict[str, object], group: int | None, kind: str | None) -> Event:
+    if kind not in PARTIAL_KINDS:
+        return _stored(fields, group, kind)
+    try:
+        return _stored(fields, group, kind)
+    except MalformedEventError:  # such groups may have fewer hashes than tokens: that is no fault
+        return PartialGroupChanged(group)
+
+
+def _stored(fields: dict[str, object], group: int | None, kind: str | None) -> BlocksStored:
     hashes = _hashes(fields)
     block_size = fields.get("block_size")
-    if not isinstance(block_size, int) or block_size <= 0:
+    if not isinstance(block_size, int) or not 0 < block_size < 1 << 63:
         raise MalformedEventError("block_size", f"expected a positive integer, got {block_size!r}")
     tokens = fields.get("token_ids")
     if not isinstance(tokens, list):
@@ -164,6 +157,7 @@ def _stored(fields: dict[str, object]) -> BlocksStored:
         raise MalformedEventError("token_ids", str(error)) from error
     parent = fields.get("parent_block_hash")
     lora_id, lora_name = fields.get("lora_id"), fields.get("lora_name")
+    extra_keys = _extra_keys(fields.get("extra_keys"), len(hashes), (lora_name, lora_id))
     if lora_name is not None and not isinstance(lora_name, str):
         raise MalformedEventError("lora_name", f"expected a text, got {type(lora_name).__name__}")
     return BlocksStored(
@@ -175,10 +169,13 @@ def _stored(fields: dict[str, object]) -> BlocksStored:
         # an adapter without a name still separates its blocks from those of the base model
         lora=lora_name if lora_name is not None or lora_id is None else f"id:{lora_id}",
         extra_keys=_salted(
-            _extra_keys(fields.get("extra_keys"), len(hashes), (lora_name, lora_id)),
+            extra_keys,
             _salt(fields) if parent is None else "",
             len(hashes),
         ),
+        group=group,
+        kind=kind,
+        names_extra_keys=extra_keys is not None,
     )
 
 

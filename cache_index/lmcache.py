@@ -14,8 +14,9 @@ from fastapi import APIRouter, HTTPException, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from cache_index.lmcache_directory import ChunkObject, LMCacheDirectory, LMCacheServer, ObjectBatch
+from cache_index.lmcache_directory import LMCacheDirectory
 from cache_index.lmcache_keys import index_key
+from cache_index.lmcache_objects import ChunkObject, LMCacheServer, ObjectBatch
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Trimmed = Annotated[str, StringConstraints(strip_whitespace=True)]
@@ -53,7 +54,11 @@ class ObjectKey(_Body):
 
 
 class CacheEventEntry(_Body):
+    """``token_ids`` are the chunk's, where the server still knows them; ``token_offset`` -1 is unknown."""
+
     key: ObjectKey
+    token_ids: list[Annotated[int, Field(ge=0, lt=2**32)]] = []
+    token_offset: int = -1
 
 
 class CacheEventBatch(_Body):
@@ -84,6 +89,7 @@ class CacheEventBatch(_Body):
                     kv_rank=entry.key.kv_rank,
                     group=entry.key.object_group_id,
                     salt=entry.key.cache_salt,
+                    first_tokens=() if entry.token_offset else tuple(entry.token_ids),
                 )
                 for entry in self.entries
             ),
@@ -146,7 +152,7 @@ def make_lmcache_router(directory: LMCacheDirectory, clock: Callable[[], float])
 
     @router.delete("/instances/{instance_id}", summary="A server leaves", status_code=204)
     def deregister(instance_id: str) -> Response:
-        directory.deregister(instance_id)
+        directory.deregister(instance_id, clock())
         return Response(status_code=204)
 
     @router.post("/events", summary="Report what happened to cached objects")

@@ -2,7 +2,8 @@
 
 ``h[i] = blake3(h[i - 1] || tokens as big-endian u32)``, ``h[-1] = blake3(0 as i64 || 0 as u32)``, one hash
 for each full chunk (256 tokens unless configured). It is the default hash of LMCache's servers; with another
-one their chunks cannot be found. Reproduced against the files of a running LMCache 0.5.6.
+one, or another ``h[-1]``, their chunks cannot be found. Reproduced against the files of a running LMCache
+0.5.6. A server that has vLLM at hand takes ``h[-1]`` from vLLM, which is random unless PYTHONHASHSEED is set.
 """
 
 from __future__ import annotations
@@ -15,19 +16,14 @@ import numpy as np
 from cache_index.hashing import Hashes, Tokens
 
 CHUNK_TOKENS = 256
+_DIGEST_BYTES = 32
 _ROOT = blake3.blake3(bytes(12)).digest()
 
 
 def chunk_hashes(tokens: Tokens, chunk_tokens: int = CHUNK_TOKENS) -> list[bytes]:
     """The 32-byte hashes of the full chunks of a prompt."""
-    encoded = np.ascontiguousarray(tokens, ">u4").tobytes()
-    chunk_bytes = 4 * chunk_tokens
-    hashes: list[bytes] = []
-    previous = _ROOT
-    for start in range(0, len(encoded) - chunk_bytes + 1, chunk_bytes):
-        previous = blake3.blake3(previous + encoded[start : start + chunk_bytes]).digest()
-        hashes.append(previous)
-    return hashes
+    digests = ChunkChain(tokens, chunk_tokens).digests(len(tokens) // chunk_tokens)
+    return [digests[start : start + _DIGEST_BYTES] for start in range(0, len(digests), _DIGEST_BYTES)]
 
 
 def index_key(chunk_hash: bytes) -> int:
@@ -37,8 +33,36 @@ def index_key(chunk_hash: bytes) -> int:
 
 def chunk_keys(tokens: Tokens, chunk_tokens: int = CHUNK_TOKENS) -> Hashes:
     """``index_key`` of every full chunk of a prompt."""
-    joined = b"".join(chunk_hash[:8] for chunk_hash in chunk_hashes(tokens, chunk_tokens))
-    return np.frombuffer(joined, ">u8").astype(np.uint64)
+    return ChunkChain(tokens, chunk_tokens).keys(len(tokens) // chunk_tokens)
+
+
+class ChunkChain:
+    """The chunks of a prompt, hashed as far as they are asked for: 2 us a chunk."""
+
+    def __init__(self, tokens: Tokens, chunk_tokens: int) -> None:
+        self.chunks = len(tokens) // chunk_tokens
+        self._tokens = tokens
+        self._chunk_tokens = chunk_tokens
+        self._digests = bytearray()
+
+    def digests(self, chunks: int) -> bytes:
+        """The hashes of the first ``chunks`` full chunks in a row, of fewer when the prompt has no more."""
+        size, known, wanted = (
+            self._chunk_tokens,
+            len(self._digests) // _DIGEST_BYTES,
+            min(chunks, self.chunks),
+        )
+        encoded = np.ascontiguousarray(self._tokens[known * size : wanted * size], ">u4").tobytes()
+        previous = bytes(self._digests[-_DIGEST_BYTES:]) or _ROOT
+        for start in range(0, len(encoded), 4 * size):
+            previous = blake3.blake3(previous + encoded[start : start + 4 * size]).digest()
+            self._digests += previous
+        return bytes(self._digests[: _DIGEST_BYTES * wanted])
+
+    def keys(self, chunks: int) -> Hashes:
+        """``index_key`` of the same chunks."""
+        words = np.frombuffer(self.digests(chunks), ">u8").reshape(-1, _DIGEST_BYTES // 8)
+        return words[:, 0].astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,45 @@
-"""Following the KV events of Mooncake masters. They cannot be replayed: a gap voids the pool's hints."""
+"""Following the KV events of Mooncake masters. They cannot be replayed: a gap voids the pool's hints.
+
+Where the master's admin port is known, a listing of its keys brings them back, and takes away now and then
+what no event told of.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import structlog
 
 from cache_index.events import MalformedEventError
 from cache_index.mooncake_events import decode_master_batch
-from cache_index.mooncake_hints import HintCounters, MooncakeHints
+from cache_index.mooncake_hints import HintCounters, Listing, MooncakeHints
+from cache_index.mooncake_listing import AT_LEAST_S, MasterListings
 from cache_index.radix import CacheIndex
 from cache_index.replay import StreamState
 from cache_index.residency import Holder, UnknownHolderError
+from cache_index.streams import StreamConfig, StreamStats
 from cache_index.subscriber import Feed, Subscriber
-from cache_index.zmq_source import StreamConfig, StreamStats
 
 log = structlog.get_logger(__name__)
+
+
+DEFAULT_RECONCILE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeStream(StreamConfig):
+    """A master's publisher, with its admin port (``http://host:port``) that is listed every so often."""
+
+    admin_endpoint: str | None = None
+    reconcile_s: float = DEFAULT_RECONCILE_S
+
+    @classmethod
+    def of(cls, config: StreamConfig, admin_endpoint: str | None, reconcile_s: float) -> MooncakeStream:
+        given = {each.name: getattr(config, each.name) for each in fields(StreamConfig)}
+        return cls(**given, admin_endpoint=admin_endpoint, reconcile_s=reconcile_s)
 
 
 class _Pool:
@@ -28,6 +50,9 @@ class _Pool:
         self.hints = MooncakeHints(
             index, config.holder, config.model, config.block_size, tenant=config.tenant
         )
+        self.admin_endpoint = config.admin_endpoint if isinstance(config, MooncakeStream) else None
+        self.reconcile_s = config.reconcile_s if isinstance(config, MooncakeStream) else DEFAULT_RECONCILE_S
+        self.listing_due_s = clock()
         self._clock = clock
         self._expected: int | None = None
         self._connected = False
@@ -40,14 +65,16 @@ class _Pool:
         self._last_event_at_s: float | None = None
 
     def connection(self, connected: bool) -> None:
-        if connected and not self._connected and self._batches:
-            self.forget()  # whatever happened meanwhile is not told again
+        if connected and not self._connected:
+            self.listing_due_s = self._clock()
+            if self._batches:
+                self.forget()  # whatever happened meanwhile is not told again
         self._connected = connected
 
     def message(self, sequence: int, payload: bytes) -> None:
         self._last_event_at_s = self._clock()
         if self._expected is None:
-            self._complete = sequence <= 1  # masters count from 1
+            self._complete |= sequence <= 1  # masters count from 1
         elif sequence != self._expected:
             self._gaps += sequence > self._expected
             self.forget()
@@ -57,6 +84,7 @@ class _Pool:
             batch = decode_master_batch(payload)
         except MalformedEventError as error:
             self.malformed(str(error))
+            self._doubt()
             return
         self._batches += 1
         self._malformed_events += len(batch.rejected)
@@ -74,8 +102,18 @@ class _Pool:
 
     def forget(self) -> None:
         self.hints.clear()
-        self._complete = False
+        self._doubt()
         self._expected = None
+
+    def _doubt(self) -> None:
+        """Something was missed; a listing will tell."""
+        self._complete = False
+        self.listing_due_s = min(self.listing_due_s, self._clock() + AT_LEAST_S)
+
+    def listed(self, listing: Listing) -> None:
+        """The hints are what the master has, if nothing was missed since it was asked."""
+        if self.hints.is_current(listing) and self._connected:
+            self._complete = True
 
     @property
     def state(self) -> StreamState:
@@ -110,11 +148,16 @@ class MooncakeEventSource:
         self._lock = threading.RLock()
         self._pools: dict[Holder, _Pool] = {}
         self._subscriber = Subscriber("mooncake-events")
+        self._listings = MasterListings(lambda: self._pools.values(), self._lock, clock)
+        self._started = False
 
     def start(self) -> None:
+        self._started = True
         self._subscriber.start()
+        self._start_listings()
 
     def close(self) -> None:
+        self._listings.close()
         self._subscriber.close()
 
     def add_stream(self, config: StreamConfig) -> None:
@@ -132,6 +175,7 @@ class MooncakeEventSource:
             on_connection=lambda connected: self._locked(lambda: pool.connection(connected)),
         )
         self._subscriber.follow(config.holder, feed)
+        self._start_listings()
 
     def remove_stream(self, holder: Holder) -> None:
         self._subscriber.unfollow(holder)
@@ -147,12 +191,6 @@ class MooncakeEventSource:
             if pool is not None:
                 pool.forget()
 
-    def reconcile(self, holder: Holder, object_keys: list[str]) -> int:
-        """Drop hints of objects that the master no longer lists. Returns how many."""
-        with self._lock:
-            pool = self._pools.get(holder)
-            return 0 if pool is None else pool.hints.reconcile(object_keys)
-
     def hint_counters(self, holder: Holder) -> HintCounters:
         with self._lock:
             return self._pools[holder].hints.counters
@@ -160,6 +198,11 @@ class MooncakeEventSource:
     def stream_stats(self) -> list[StreamStats]:
         with self._lock:
             return [pool.stats() for pool in self._pools.values()]
+
+    def _start_listings(self) -> None:
+        with self._lock:
+            if self._started and any(pool.admin_endpoint for pool in self._pools.values()):
+                self._listings.start()
 
     def _locked(self, action: Callable[[], None]) -> None:
         with self._lock:

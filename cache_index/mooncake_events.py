@@ -7,54 +7,19 @@ tokens, no parent, and nothing says which node holds the object.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from cache_index.cache_events import CacheEvent, EventKind
-from cache_index.events import MalformedEventError
+from cache_index.event_batch import Batch, MalformedEventError, read_batch
 from cache_index.residency import Tier
 
 _MASK_64 = (1 << 64) - 1
 _KINDS: dict[object, EventKind] = {"stored": "stored", "removed": "removed", "cleared": "cleared"}
-_decoder = msgspec.msgpack.Decoder()
 
 
-@dataclass(frozen=True, slots=True)
-class MasterBatch:
-    """One message. ``rejected`` are events that could not be read; the others are good."""
-
-    timestamp_s: float
-    events: tuple[CacheEvent, ...]
-    unknown_events: int
-    rejected: tuple[MalformedEventError, ...]
-
-
-def decode_master_batch(payload: bytes) -> MasterBatch:
+def decode_master_batch(payload: bytes) -> Batch[CacheEvent]:
     """Raises MalformedEventError when the payload is no batch at all; bad events are set aside."""
-    try:
-        batch = _decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise MalformedEventError("payload", str(error)) from error
-    if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-        raise MalformedEventError("payload", "expected an array of time, events and rank")
-    if not isinstance(batch[0], int | float):
-        raise MalformedEventError("timestamp", f"expected a number, got {batch[0]!r:.40}")
-    events: list[CacheEvent] = []
-    rejected: list[MalformedEventError] = []
-    unknown = 0
-    for item in batch[1]:
-        try:
-            event = _event(item)
-        except MalformedEventError as error:
-            rejected.append(error)
-            continue
-        if event is None:
-            unknown += 1
-        else:
-            events.append(event)
-    return MasterBatch(batch[0] / 1000, tuple(events), unknown, tuple(rejected))
+    return read_batch(payload, _event, ticks_per_s=1000)
 
 
 def _event(item: object) -> CacheEvent | None:

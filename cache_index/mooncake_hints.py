@@ -3,7 +3,7 @@
 The master publishes object hashes without tokens. Where an engine stored the same hash *with* its tokens,
 the object is that block. What nobody explained is counted and kept for a while, never guessed. Batch
 removals, replica moves and disk offload publish nothing, so hints age: the oldest go when there are too many,
-and ``reconcile`` drops those whose objects are gone.
+and a listing of the master's keys drops those whose objects are gone and brings those that were missed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,15 @@ class HintCounters:
     unkeyed: int = 0  # objects that no engine had explained when they were stored
     unresolved: int = 0  # removals of objects that were never seen
     forgotten: int = 0  # oldest hints and objects dropped to stay within bounds
+    unlisted: int = 0  # hints dropped because the master no longer lists their objects
+    learned: int = 0  # objects that were known from a listing first
+
+
+class Listing:
+    """A listing under way: names that events told of since it was asked for, which know better."""
+
+    def __init__(self) -> None:
+        self.changed: set[int] = set()
 
 
 class MooncakeHints:
@@ -57,6 +66,7 @@ class MooncakeHints:
         self._max_blocks = max_blocks
         # the names under which this model's engines link their blocks
         self._engine_names = canonical_hash(["engine hashes", model, tenant])
+        self._listing: Listing | None = None
         self.counters = HintCounters()
 
     def __len__(self) -> int:
@@ -70,6 +80,8 @@ class MooncakeHints:
     def apply(self, event: CacheEvent) -> None:
         """UnknownHolderError when the pool's holder is not registered."""
         self.counters.events += 1
+        if self._listing is not None:
+            self._listing.changed.update(event.names)
         if event.kind == "cleared":
             self.clear()
         elif event.kind == "removed":
@@ -83,18 +95,42 @@ class MooncakeHints:
     def clear(self) -> None:
         self._blocks.clear()
         self._unkeyed.clear()
+        self._listing = None
 
-    def reconcile(self, object_keys: Iterable[str]) -> int:
-        """Drop hints whose objects are not among the master's keys. Returns how many.
+    def begin_listing(self) -> Listing:
+        """The master is about to be asked for its keys. A listing before it, and one that was cleared, is void."""
+        self._listing = Listing()
+        return self._listing
 
-        Keys that are no numbers name no hash and say nothing.
-        """
-        present = {name for key in object_keys if (name := _name_of(key)) is not None}
-        gone = [name for name in self._blocks if name not in present]
-        self._blocks.remove(gone)
-        for name in [name for name in self._unkeyed if name not in present]:
-            del self._unkeyed[name]
-        return len(gone)
+    def names(self) -> list[int]:
+        """All objects known, explained or not."""
+        return [*self._blocks, *self._unkeyed]
+
+    def is_current(self, listing: Listing) -> bool:
+        return self._listing is listing
+
+    def drop_unlisted(self, names: Iterable[int], listing: Listing) -> int:
+        """The master does not list these. Returns how many hints that were."""
+        gone = [name for name in names if name not in listing.changed] if self.is_current(listing) else []
+        for name in gone:
+            self._unkeyed.pop(name, None)
+        hints = [name for name in gone if name in self._blocks]
+        self._blocks.remove(hints)
+        self.counters.unlisted += len(hints)
+        return len(hints)
+
+    def learn_listed(self, names: Iterable[int], listing: Listing) -> None:
+        """The master lists these; those that nobody explained are tried again."""
+        if self._block_size is None or not self.is_current(listing):
+            return
+        namespace = Namespace(self._model, self._block_size, None, self._tenant)
+        for name in names:
+            if name in self._blocks or name in listing.changed:
+                continue
+            self.counters.learned += name not in self._unkeyed
+            if not self._store_explained(name, namespace):
+                self._unkeyed[name] = None
+        self._bound()
 
     def _store(self, event: CacheEvent) -> None:
         block_size = event.block_size or self._block_size
@@ -170,8 +206,8 @@ class MooncakeHints:
             self.counters.forgotten += 1
 
 
-def _name_of(object_key: str) -> int | None:
-    """The hash that the master derives from a numeric object key."""
+def name_of(object_key: str) -> int | None:
+    """The hash that the master derives from a numeric object key; None for others, which name no hash."""
     try:
         return int(object_key, 0) & ((1 << 64) - 1)
     except ValueError:

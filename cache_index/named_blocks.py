@@ -56,7 +56,10 @@ class NamedBlocks:
         missing: list[bool] = []
         for position, (name, value) in enumerate(zip(names, hashes.tolist(), strict=True)):
             known = self._blocks.get(name)
-            if known is not None and known.hash != value:  # the source gave the name to another block
+            if known is not None and (known.hash, known.namespace) != (
+                value,
+                namespace,
+            ):  # another block's now
                 self.remove([name])
                 known = None
             tiers = 0 if known is None else known.tiers
@@ -103,6 +106,16 @@ class NamedBlocks:
             if block.tiers & keep
         }
 
+    def restore(self) -> None:
+        """Make the index say of the tiers told of what is remembered here, whoever changed it."""
+        for each in self._told:
+            self._index.clear(self._holder, each)
+        for run in _runs(self._blocks.values()):
+            hashes = np.array([block.hash for block in run], np.uint64)
+            for each in Tier:
+                if run[0].tiers & 1 << each:
+                    self._index.store(self._holder, each, run[0].namespace, hashes, parent=run[0].parent)
+
     def _take(self, name: int, tier: Tier) -> None:
         known = self._blocks.get(name)
         bit = 1 << tier
@@ -113,6 +126,23 @@ class NamedBlocks:
             del self._blocks[name]
         else:
             self._blocks[name] = known._replace(tiers=known.tiers & ~bit)
+
+
+def _runs(blocks: Iterable[NamedBlock]) -> Iterator[list[NamedBlock]]:
+    """Blocks that follow each other in one chain and lie in the same tiers."""
+    run: list[NamedBlock] = []
+    for block in blocks:
+        last = run[-1] if run else None
+        if last is not None and (block.parent, block.namespace, block.tiers) != (
+            last.hash,
+            last.namespace,
+            last.tiers,
+        ):
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
 
 
 def store_missing(

@@ -15,7 +15,7 @@ from cache_index.hashing import Hashes, Namespace, canonical_hash, chain_hashes,
 from cache_index.ingest import IngestCounters
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, Tier
-from cache_index.zmq_source import StreamStats
+from cache_index.streams import StreamStats
 
 MAX_STREAMS = 4096
 _NO_FOLDS = np.empty(0, np.uint64)

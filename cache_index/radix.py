@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from cache_index import kernels as k
 from cache_index.arrays import NO_LIMIT, KernelArrays
 from cache_index.hashing import Hashes, Namespace
-from cache_index.residency import HeldRange, Holder, HotPrefix, IndexStats, Tier, TreeNode
+from cache_index.kernel_set import entry_point
+from cache_index.residency import HeldRange, Holder, HotPrefix, IndexStats, Tier
 from cache_index.self_check import ensure_ready
 from cache_index.slots import Slots
+from cache_index.tree_view import TreeView, view_below, view_from_roots
 
 RECLAIM_POSITIONS = 1 << 14
-TREE_POSITIONS = 1 << 20  # positions a tree view looks at, so that it holds the lock for milliseconds
-TREE_DEPTHS = 1 << 14  # depths a tree view tells apart when it must choose
-ANY_DEPTH = 1 << 33
+_U64, _I32 = np.dtype(np.uint64), np.dtype(np.int32)
+_contiguous, _zeros = np.ascontiguousarray, np.zeros  # found faster: a match takes less than a microsecond
 _NO_KEYS = np.empty(0, np.uint64)
 
 
@@ -45,11 +46,23 @@ class CacheIndex:
         self._lock = threading.Lock()
         self._arrays = KernelArrays(expected_blocks, max_blocks)
         self._slots = Slots(self._arrays)
+        self._store, self._match = entry_point(k.store), entry_point(k.match)
+        self._remove, self._remove_linked = entry_point(k.remove), entry_point(k.remove_linked)
 
     @property
     def max_blocks(self) -> int | None:
         limit = int(self._arrays.state[k.MAX_BLOCKS])
         return None if limit == NO_LIMIT else limit
+
+    def expect(self, blocks: int) -> None:
+        """So many blocks may come to be held at once: make room for them ahead, in the background.
+
+        Takes a bounded time; growth goes on with ``reclaim`` and with changes to the index. Room is never taken
+        back, and never made for more than ``max_blocks``, or beyond a quarter of the available memory.
+        """
+        with self._lock:
+            self._arrays.foresee(blocks)
+            self._arrays.grow_ahead()
 
     def register(self, holder: Holder) -> int:
         """The holder's row in match results; the same one until it is unregistered."""
@@ -63,6 +76,10 @@ class CacheIndex:
 
     def holder_id(self, holder: Holder) -> int | None:
         return self._slots.row(holder)
+
+    def holder(self, row: int) -> Holder | None:
+        """Whose row of match results this is."""
+        return self._slots.holder(row)
 
     def store(
         self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes, *, parent: int = 0
@@ -84,44 +101,45 @@ class CacheIndex:
         parent: int = 0,
     ) -> None:
         """Like store; ``engine_keys`` are other names of the same blocks, for ``remove_linked``."""
-        hashes = np.ascontiguousarray(hashes, np.uint64)
-        domain, parent_hash = namespace.domain_word, np.uint64(parent) if parent else k.ZERO
+        hashes = _contiguous(hashes, _U64)
+        engine_keys = _contiguous(engine_keys, _U64)
+        domain = namespace.domain_word
         with self._lock:
             slot = self._slots.of(holder, tier)
             address, blocks, done = self._arrays.address, len(hashes), 0
-            while (done := k.store(address, slot, hashes, engine_keys, domain, parent_hash, done)) < blocks:
+            while (done := self._store(address, slot, hashes, engine_keys, domain, parent, done)) < blocks:
                 self._arrays.make_room()
             self._slots.maintain(blocks)
 
     def remove(self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes) -> None:
         """Take away one copy of each block; blocks that (holder, tier) does not have are ignored."""
-        hashes = np.ascontiguousarray(hashes, np.uint64)
+        hashes = _contiguous(hashes, _U64)
         domain = namespace.domain_word
         with self._lock:
             slot = self._slots.existing(holder, tier)
             if slot is None:
                 return
             done = 0
-            while (done := k.remove(self._arrays.address, slot, hashes, domain, done)) < len(hashes):
+            while (done := self._remove(self._arrays.address, slot, hashes, domain, done)) < len(hashes):
                 self._arrays.make_room(to_store=False)
             self._slots.maintain(len(hashes))
 
     def remove_linked(self, holder: Holder, tier: Tier, engine_keys: Hashes) -> int:
         """Like remove, by the engine keys given to store_linked. Returns how many were unknown."""
-        engine_keys = np.ascontiguousarray(engine_keys, np.uint64)
+        engine_keys = _contiguous(engine_keys, _U64)
         with self._lock:
             slot = self._slots.existing(holder, tier)
             if slot is None:
                 return 0
-            done, unknown = 0, 0
+            blocks, done, unknown = len(engine_keys), 0, 0
             while True:
                 missed: int
-                done, missed = k.remove_linked(self._arrays.address, slot, engine_keys, done)
+                done, missed = self._remove_linked(self._arrays.address, slot, engine_keys, done)
                 unknown += missed
-                if done == len(engine_keys):
+                if done == blocks:
                     break
                 self._arrays.make_room(to_store=False)
-            self._slots.maintain(len(engine_keys))
+            self._slots.maintain(blocks)
             return unknown
 
     def resolve(self, engine_key: int, namespace: Namespace) -> int | None:
@@ -139,14 +157,14 @@ class CacheIndex:
         """How much of a prompt every holder has: ``[holder_id, tier]`` is the longest contiguous prefix,
         in blocks, of which each block is in one of the tiers up to ``tier``.
 
-        Exact. Positions are skipped only where holders provably have all blocks between (see ``kernels``):
+        Exact. Positions are skipped only where holders provably have all blocks between (see ``kernels.gaps``):
         O(holders + holder changes * log(blocks matched)), and one look-up per gap on the way.
         """
-        hashes = np.ascontiguousarray(hashes, np.uint64)
+        hashes = _contiguous(hashes, _U64)
         domain = namespace.domain_word
         with self._lock:
-            levels = np.zeros((self._slots.rows, k.TIERS), np.int32)
-            k.match(self._arrays.address, hashes, domain, levels)
+            levels = _zeros(self._slots.levels_shape, _I32)
+            self._match(self._arrays.address, hashes, domain, levels)
         return levels
 
     def best_holder(
@@ -223,40 +241,13 @@ class CacheIndex:
                 gaps=self._arrays.used(k.GAPS),
             )
 
-    def tree(self, *, limit: int = 100) -> list[TreeNode]:
-        """At most ``limit`` blocks, those near the roots first.
+    def tree(self, *, limit: int = 100) -> TreeView:
+        """At most ``limit`` blocks, those near the roots first. Reads the whole table, a page at a time."""
+        return view_from_roots(self, limit)
 
-        Looks at a bounded part of the table: of an index with more than a million blocks this is a sample.
-        """
-        with self._lock:
-            if self._arrays.capacity(k.NODES) < TREE_POSITIONS:
-                self._arrays.finish_growth(k.NODES)
-            counts = np.zeros(TREE_DEPTHS, np.uint64)
-            k.count_by_depth(self._arrays.address, TREE_POSITIONS, counts)
-            fitting = int(np.searchsorted(np.cumsum(counts), limit, side="right"))
-            whole = min(fitting, TREE_DEPTHS - 1)  # depths shown in full; of the next one what still fits
-            found = self._nodes_between(0, whole, limit)
-            beyond = whole + 1 if whole < TREE_DEPTHS - 1 else ANY_DEPTH
-            found += self._nodes_between(whole, beyond, limit - len(found))
-            slots = np.empty(self._arrays.slot_capacity, np.uint64)
-            return [self._node(key, depth, parent, slots) for key, depth, parent in found]
-
-    def _nodes_between(self, low: int, high: int, limit: int) -> list[list[int]]:
-        """(key, depth, parent key) of nodes with low <= depth < high, by depth."""
-        triples = np.empty(3 * limit, np.uint64)
-        count = k.nodes_by_depth(self._arrays.address, TREE_POSITIONS, low, high, triples)
-        found: list[list[int]] = triples.reshape(-1, 3)[:count].tolist()
-        return sorted(found, key=lambda triple: triple[1])
-
-    def _node(self, key: int, depth: int, parent: int, slots: NDArray[np.uint64]) -> TreeNode:
-        count = k.slots_of_node(self._arrays.address, np.uint64(key), slots)
-        holders = [self._slots.owner(int(slot)) for slot in slots[:count]]
-        return TreeNode(
-            hash=key,
-            parent=parent or None,
-            depth=_known(depth),
-            holders=tuple(holder for holder in holders if holder is not None),
-        )
+    def subtree(self, root: int, *, limit: int = 100) -> TreeView | None:
+        """A block (sequence hash ^ namespace domain) and those that continue it; None when it is unknown."""
+        return view_below(self, root, limit)
 
 
 def _known(depth: int) -> int | None:

@@ -7,20 +7,35 @@ engine has not even that many, it was restarted, and what is known of its cache 
 
 While a replay runs, live batches wait. A gap that a replay cannot close, and a replay that fails, void
 the stream's residencies; the stream is then *cold*: usable, but known to be incomplete.
+
+A position is what a later process needs to continue: the last batch's number, and a digest of it, by which
+the engine's replay is recognised as that of the same engine.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 REPLAY_TIMEOUT_S = 5.0  # without a sign of life
 MAX_WAITING = 100_000  # live batches kept during a replay
 MAX_ATTEMPTS = 2  # replays in a row that bring nothing new
 CONFIRM_AFTER_S = 1.0  # a batch may fall between the replay's answer and the start of the live stream
+DIGEST_BYTES = 16
 
 StreamState = Literal["connecting", "warm", "cold"]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a stream has been applied; ``complete``: nothing is missing up to there."""
+
+    last_sequence: int
+    last_digest: bytes  # of that batch's payload
+    complete: bool
 
 
 class Sequencer:
@@ -41,11 +56,14 @@ class Sequencer:
         self._clear = clear
         self._request_replay = request_replay
         self._next: int | None = 0  # None: whatever comes next
-        self._last_payload: bytes | None = None  # of batch _next - 1
+        self._last_payload: bytes | None = None  # of batch _next - 1, if it was applied since the last void
+        self._last_digest: bytes | None = None  # instead of it, until something was applied after `resume`
+        self._resume_by_s: float | None = None  # until the first connection after `resume`
         self._last_live = -1
         self._complete = False  # everything since the engine's start, or since its last clear by us
         self._connected = False
         self._was_connected = False
+        self._settled = False  # a replay has ended, or a batch was applied
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._deadline_s: float | None = None  # set while a replay runs
         self._confirm_at_s: float | None = None
@@ -58,7 +76,7 @@ class Sequencer:
 
     @property
     def state(self) -> StreamState:
-        if not self._connected or (self._deadline_s is not None and not self.batches):
+        if not self._connected or (self._deadline_s is not None and not self._settled):
             return "connecting"
         return "warm" if self._complete else "cold"
 
@@ -72,16 +90,37 @@ class Sequencer:
         return -1 if self._next is None else self._next - 1
 
     @property
+    def position(self) -> Position | None:
+        """Where to continue what was applied; None when nothing is."""
+        if self._next is None or not self._has_last:
+            return None
+        digest = self._last_digest if self._last_payload is None else _digest(self._last_payload)
+        assert digest is not None
+        return Position(self._next - 1, digest, self._complete)
+
+    @property
     def deadline_s(self) -> float | None:
         """When ``tick`` has something to do, None when nothing is due."""
+        if self._resume_by_s is not None:
+            return self._resume_by_s
         return self._confirm_at_s if self._deadline_s is None else self._deadline_s
 
     @property
     def replaying(self) -> bool:
         return self._deadline_s is not None
 
+    def resume(self, position: Position, by_s: float) -> None:
+        """Before the first connection: what is known was applied up to there by an earlier process.
+
+        It is void when there is no connection by then; the first replay shows whether it is the same engine.
+        """
+        self._next, self._last_digest = position.last_sequence + 1, position.last_digest
+        self._complete = position.complete
+        self._resume_by_s = by_s
+
     def connected(self, now_s: float) -> None:
         """The live stream is up, for the first time or again: anything may have been missed."""
+        self._resume_by_s = None
         if self._was_connected:
             self._waiting.clear()  # perhaps of another engine; what this one has published, it replays
         self._connected = self._was_connected = True
@@ -94,6 +133,7 @@ class Sequencer:
 
     def resync(self, now_s: float) -> None:
         """Forget everything and ask for all that the engine still has."""
+        self._resume_by_s = None
         self._void()
         self._next = 0
         self._last_live = -1
@@ -104,6 +144,13 @@ class Sequencer:
     def doubt(self) -> None:
         """What was applied may be wrong: void it, and continue with what comes."""
         self._void()
+        if self._resume_by_s is not None:  # nothing has come yet
+            self._resume_by_s = None
+            self._next = 0
+
+    def emptied(self) -> None:
+        """The engine has told, in the last batch applied or before, that its cache was empty then."""
+        self._complete = True
 
     def live(self, sequence: int, payload: bytes, now_s: float) -> None:
         """A batch of the live stream."""
@@ -120,10 +167,10 @@ class Sequencer:
             return
         self._deadline_s = now_s + REPLAY_TIMEOUT_S
         known = self._next or 0
-        unproven = not self._answered and self._last_payload is not None
+        unproven = not self._answered and self._has_last
         if sequence == known - 1 and unproven:
             self._answered = True
-            if payload != self._last_payload:
+            if not self._is_last(payload):
                 self._restarted(now_s)
             return
         if sequence < known:
@@ -141,10 +188,11 @@ class Sequencer:
         """The engine has sent all it has."""
         if self._deadline_s is None:
             return
-        if not self._answered and self._last_payload is not None:
+        if not self._answered and self._has_last:
             self._restarted(now_s)
             return
         self._deadline_s = None
+        self._settled = True
         if self._next == 0:
             self._complete = True  # the engine has not published anything yet
         self._drain(now_s)
@@ -153,7 +201,10 @@ class Sequencer:
 
     def tick(self, now_s: float) -> None:
         """Give up a replay whose deadline has passed; ask once more some time after a connection."""
-        if self._deadline_s is not None:
+        if self._resume_by_s is not None:
+            if now_s >= self._resume_by_s:
+                self.doubt()
+        elif self._deadline_s is not None:
             if now_s >= self._deadline_s:
                 self._give_up(now_s)
         elif self._confirm_at_s is not None and now_s >= self._confirm_at_s:
@@ -181,9 +232,10 @@ class Sequencer:
 
     def _accept(self, sequence: int, payload: bytes) -> None:
         self._next = sequence + 1
-        self._last_payload = payload
+        self._last_payload, self._last_digest = payload, None
         self._attempts = 0
         self._gap_counted = False
+        self._settled = True
         self.batches += 1
         self._apply(payload)
 
@@ -211,7 +263,7 @@ class Sequencer:
 
     def _replay(self, now_s: float) -> None:
         self._attempts += 1
-        asked = max((self._next or 0) - (self._last_payload is not None), 0)
+        asked = max((self._next or 0) - self._has_last, 0)
         if self._attempts > MAX_ATTEMPTS or not self._request_replay(asked):
             self._give_up(now_s)
             return
@@ -224,6 +276,7 @@ class Sequencer:
         self._deadline_s = None
         self._confirm_at_s = None
         self._attempts = 0
+        self._settled = True
         self._void()
         self._next = None
         self._last_live = -1
@@ -232,7 +285,20 @@ class Sequencer:
     def _void(self) -> None:
         self._clear()
         self._complete = False
-        self._last_payload = None
+        self._last_payload = self._last_digest = None
+
+    @property
+    def _has_last(self) -> bool:
+        return self._last_payload is not None or self._last_digest is not None
+
+    def _is_last(self, payload: bytes) -> bool:
+        if self._last_payload is not None:
+            return payload == self._last_payload
+        return _digest(payload) == self._last_digest
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()
 
 
 def _after_last_step_back(waiting: deque[tuple[int, bytes]]) -> deque[tuple[int, bytes]]:

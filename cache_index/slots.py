@@ -16,7 +16,7 @@ SWEEP_PER_BLOCK = 16  # positions that are swept per block applied
 SWEEP_PER_CALL = 256
 STALE_LINKS_FACTOR = 1.5  # growth of LINKS after which a pass looks for links of nodes that are gone
 STALE_LINKS = 4096
-MAINTAIN_BLOCKS = 32
+MAINTAIN_BLOCKS = 256  # applied before maintenance is worth a call; it takes some 50 us then
 NO_SLOT = -1
 
 # FANOUT before NODES: what a retired slot lacks is to be forgotten before its blocks are
@@ -39,7 +39,8 @@ class Slots:
         self._swept_capacity: dict[int, int] = {}  # of the tables in this sweep, to notice their growth
         self._links_wanted = False  # a pass over LINKS is due
         self._links_before = 0  # links that the last pass left
-        self._blocks_due = 0  # applied since the last maintenance
+        self.blocks_due = 0  # applied since the last maintenance
+        self.levels_shape = (0, k.TIERS)  # of match results
         arrays.reclaim = self.reclaim
 
     @property
@@ -66,6 +67,7 @@ class Slots:
         else:
             row = len(self._holders)
             self._holders.append(holder)
+            self.levels_shape = (row + 1, k.TIERS)
             self._arrays.ensure_holders(row + 1)
         self._row_of[holder] = row
         self._slots_of[holder] = [NO_SLOT] * len(Tier)
@@ -132,6 +134,7 @@ class Slots:
     def restore(self, exported: dict[str, Any]) -> None:
         """Become what was exported; ``arrays`` must have its slots and holders by then."""
         self._holders = [None if each is None else Holder(*each) for each in exported["holders"]]
+        self.levels_shape = (len(self._holders), k.TIERS)
         self._row_of = {each: row for row, each in enumerate(self._holders) if each is not None}
         self._free_rows = list(exported["free_rows"])
         self._next_slot = exported["next_slot"]
@@ -154,6 +157,8 @@ class Slots:
         arrays = self._arrays
         if arrays.growing:  # sweeping a table while it moves would miss entries
             arrays.advance(positions // MOVES_PER_BLOCK)
+            return True
+        if arrays.grow_ahead():
             return True
         if not self._sweeping:
             if not self._retired:
@@ -225,10 +230,10 @@ class Slots:
 
     def maintain(self, blocks: int) -> None:
         """A share of the growing and reclaiming, in proportion to the blocks just applied."""
-        self._blocks_due += blocks
-        if self._blocks_due < MAINTAIN_BLOCKS:  # single blocks are not worth a look each
+        self.blocks_due += blocks
+        if self.blocks_due < MAINTAIN_BLOCKS:
             return
-        blocks, self._blocks_due = self._blocks_due, 0
+        blocks, self.blocks_due = self.blocks_due, 0
         arrays = self._arrays
         if arrays.growing:
             arrays.advance(blocks)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+from pathlib import Path
 
 import numpy as np
 
@@ -22,7 +24,7 @@ class TableMemory:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        large = size >= 4 * HUGE_PAGE
+        large = size >= HUGE_PAGE
         self._map = mmap.mmap(
             -1, size + HUGE_PAGE if large else size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
@@ -48,6 +50,25 @@ class TableMemory:
             else:
                 self._map.madvise(mmap.MADV_DONTNEED, self._start + self.released, HUGE_PAGE)
             self.released += HUGE_PAGE
+
+
+def available_bytes() -> int:
+    """Memory that this process can still get: what the machine has, within the limit of its control group."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) << 10
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0].isdigit():
+        available = min(available, int(limit[0]) - int(used[0]))
+    return max(available, 0)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _move_page(source: int, target: int) -> bool:

@@ -19,9 +19,9 @@ from cache_index.events import MalformedEventError
 from cache_index.radix import CacheIndex
 from cache_index.replay import StreamState
 from cache_index.residency import Holder, UnknownHolderError
-from cache_index.trtllm_events import decode_event
+from cache_index.streams import StreamConfig, StreamStats
+from cache_index.trtllm_events import TrtEvent, decode_event
 from cache_index.trtllm_ingest import TrtllmIngest
-from cache_index.zmq_source import StreamConfig, StreamStats
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,22 @@ class _Rank:
         self.connected = False
         self.batches = 0
         self.malformed_answers = 0
+        self.block_size_doubted = False
         self.last_event_at_s: float | None = None
+
+    def apply(self, event: TrtEvent, now_s: float) -> None:
+        self.last_event_at_s = now_s
+        try:
+            self.ingest.apply(event)
+        except UnknownHolderError:
+            log.debug("trtllm_stream.holder_unregistered", holder=self.config.holder)
+        if self.ingest.larger_block is not None and not self.block_size_doubted:
+            self.block_size_doubted = True
+            log.warning(
+                "trtllm_stream.wrong_block_size",
+                holder=self.config.holder,
+                remedy=f"a block of {self.ingest.larger_block} tokens came; set block_size to tokens_per_block",
+            )
 
     @property
     def state(self) -> StreamState:
@@ -78,7 +93,7 @@ class _Server:
     """One polled server with the ranks that are followed."""
 
     url: str
-    ranks: dict[int, _Rank] = field(default_factory=dict)
+    ranks: dict[Holder, _Rank] = field(default_factory=dict)
     method: str = "POST"  # early versions serve GET
 
 
@@ -127,7 +142,7 @@ class TrtllmEventSource:
         with self._lock:
             rank = self._ranks[config.holder] = _Rank(config, self._index)
             url = _events_url(config.endpoint)
-            self._servers.setdefault(url, _Server(url)).ranks[config.holder.rank] = rank
+            self._servers.setdefault(url, _Server(url)).ranks[config.holder] = rank
             self._wake()
 
     def remove_stream(self, holder: Holder) -> None:
@@ -137,17 +152,21 @@ class TrtllmEventSource:
                 return
             rank.ingest.clear()
             server = self._servers[_events_url(rank.config.endpoint)]
-            server.ranks.pop(holder.rank, None)
+            server.ranks.pop(holder, None)
             if not server.ranks:
                 del self._servers[server.url]
             self._wake()
 
     def resync(self, holder: Holder) -> None:
-        """Forget what the rank reported. The server cannot repeat it: the stream is cold until it restarts."""
+        """Put what the rank reported into the index once more, where somebody may have cleared it.
+
+        The server repeats nothing, and whether it restarted is seen while polling: it was unreachable, or its
+        events count from 0 again.
+        """
         with self._lock:
             rank = self._ranks.get(holder)
             if rank is not None:
-                rank.ingest.clear()
+                rank.ingest.restore()
 
     def stream_stats(self) -> list[StreamStats]:
         with self._lock:
@@ -231,14 +250,9 @@ class TrtllmEventSource:
             except MalformedEventError as error:
                 self._malformed(server, str(error))
                 continue
-            followed = server.ranks.get(event.rank)
-            if followed is None:
-                continue
-            followed.last_event_at_s = now_s
-            try:
-                followed.ingest.apply(event)
-            except UnknownHolderError:
-                log.debug("trtllm_stream.holder_unregistered", holder=followed.config.holder)
+            for rank in server.ranks.values():
+                if rank.config.holder.rank == event.rank:
+                    rank.apply(event, now_s)
 
     def _unreachable(self, server: _Server) -> None:
         with self._lock:

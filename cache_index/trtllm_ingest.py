@@ -47,6 +47,7 @@ class TrtllmIngest:
         self.complete = False  # everything since the engine's start
         self.gaps = 0
         self.restarts = 0
+        self.larger_block: int | None = None  # tokens of a block that cannot be: the block size is wrong
         self.counters = IngestCounters()
 
     def apply(self, event: TrtEvent) -> None:
@@ -88,6 +89,10 @@ class TrtllmIngest:
         self._expected = None
         self._window = 0
 
+    def restore(self) -> None:
+        """Store everything known into the index, which somebody may have cleared."""
+        self._blocks.restore()
+
     def _order(self, event: TrtEvent) -> None:
         created = isinstance(event.data, TrtCreated)
         known = self.last_event_id >= 0
@@ -108,6 +113,8 @@ class TrtllmIngest:
         parent = event.parent
         run: list[TrtBlock] = []
         for block in event.blocks:
+            if len(block.token_ids) > self._block_size:
+                self.larger_block = len(block.token_ids)
             if len(block.token_ids) != self._block_size:
                 self._partial.add(block.name)
                 break

@@ -13,9 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from cache_index import wire_kernels as w
+from cache_index.cache_groups import MainGroup
+from cache_index.extra_keys import ExtraKeyRecord
 from cache_index.hashing import DEFAULT_SEED, Namespace, canonical_hash
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, Tier
+from cache_index.slots import Slots
 from cache_index.wire_scratch import PAYLOADS_AT_ONCE, Scratch
 
 __all__ = ["BYTES_AT_ONCE", "LARGEST_PAYLOAD", "PAYLOADS_AT_ONCE", "WireReader"]
@@ -41,14 +44,23 @@ _scratches = _Scratches()
 class WireReader:
     """Reads and applies payloads for one holder, as far as the kernels can.
 
-    The counters say what came of them, since the reader was made.
+    Only ``tiers`` are cleared when the engine has cleared its cache; None: all. The counters say what came
+    of the payloads, since the reader was made.
     """
 
-    def __init__(self, index: CacheIndex, holder: Holder, domain: int, block_size: int | None) -> None:
+    def __init__(
+        self,
+        index: CacheIndex,
+        holder: Holder,
+        domain: int,
+        block_size: int | None,
+        tiers: frozenset[Tier] | None = None,
+    ) -> None:
         self._index = index
         self._holder = holder
         self._domain = _signed(domain)
         self._block_size = block_size or 0
+        self._tiers = tiers
         self._namespaces = np.zeros((8, 3), np.uint64)
         self._namespaces_address = int(self._namespaces.ctypes.data)
         self._namespace_rows = 0
@@ -56,6 +68,10 @@ class WireReader:
         self.unknown_events = 0
         self.refused_events = 0
         self.unresolved_blocks = 0
+        self.other_group_events = 0
+        self.main_group = MainGroup()
+        self.extra_keys = ExtraKeyRecord()
+        self.clears = 0  # of all tiers that may be
 
     def add_namespace(self, namespace: Namespace) -> None:
         """Events of namespaces that were not added are left to the caller."""
@@ -85,20 +101,30 @@ class WireReader:
         work[w.BLOCK_SIZE] = self._block_size
         work[w.NAMESPACES] = self._namespaces_address
         work[w.NAMESPACE_ROWS] = self._namespace_rows
+        main_group, extra_keys = self.main_group, self.extra_keys
+        work[w.MAIN_GROUP] = w.NO_GROUP if main_group.number is None else main_group.number
+        work[w.PROVISIONAL] = main_group.provisional
+        work[w.PUBLISHED] = extra_keys.published
         reached = int(w.read_payloads(scratch.address))
+        main_group.number = None if work[w.MAIN_GROUP] == w.NO_GROUP else work[w.MAIN_GROUP]
+        main_group.provisional = bool(work[w.PROVISIONAL])
+        extra_keys.published = bool(work[w.PUBLISHED])
         self.events += work[w.EVENTS]
         self.unknown_events += work[w.UNKNOWN_EVENTS]
         self.refused_events += work[w.REFUSED_EVENTS]
+        self.other_group_events += work[w.OTHER_GROUP_EVENTS]
         if work[w.OPERATIONS]:
             self._run(scratch)
         return reached
 
     def _run(self, scratch: Scratch) -> None:
+        scratch.work[w.DOUBTFUL] = self.extra_keys.doubtful
         try:
             while self._run_some(scratch) != w.FINISHED:
                 time.sleep(0)  # those who wait for the index get it now
         finally:
             self.unresolved_blocks += scratch.work[w.UNRESOLVED]
+            self.extra_keys.doubtful = scratch.work[w.DOUBTFUL]
 
     def _run_some(self, scratch: Scratch) -> int:
         """Apply up to BLOCKS_PER_HOLD blocks; the kernel's answer."""
@@ -117,13 +143,37 @@ class WireReader:
                     scratch.slots[tier] = slots.of(self._holder, Tier(tier))
                 elif answer == w.CLEARING:
                     tier = scratch.operation_tier()
-                    slots.clear(self._holder, None if tier == w.EVERY_TIER else Tier(tier))
+                    self._clear(slots, None if tier == w.EVERY_TIER else Tier(tier))
+                    work[w.OPERATION] += 1
+                    self._find_slots(scratch)
+                elif answer == w.FORGETTING:
+                    self._forget(slots, scratch)
                     work[w.OPERATION] += 1
                     self._find_slots(scratch)
                 else:
                     break
             slots.maintain(work[w.APPLIED])
         return answer
+
+    def _forget(self, slots: Slots, scratch: Scratch) -> None:
+        if scratch.operation_tier() == w.EVERY_TIER:
+            self._drop(slots, None)
+            return
+        self.extra_keys.doubtful = scratch.work[w.DOUBTFUL]
+        for tier in self.extra_keys.doubtful_tiers():
+            self._drop(slots, tier)
+        scratch.work[w.DOUBTFUL] = 0
+
+    def _drop(self, slots: Slots, tier: Tier | None) -> None:
+        if self._tiers is None:
+            slots.clear(self._holder, tier)
+        else:
+            for each in self._tiers if tier is None else self._tiers & {tier}:
+                slots.clear(self._holder, each)
+
+    def _clear(self, slots: Slots, tier: Tier | None) -> None:
+        self._drop(slots, tier)
+        self.clears += tier is None or (self._tiers is not None and self._tiers <= {tier})
 
     def _find_slots(self, scratch: Scratch) -> None:
         row = self._index._slots.row(self._holder)

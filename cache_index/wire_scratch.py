@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cache_index import kernels as k
 from cache_index import wire_kernels as w
+from cache_index.cache_groups import PARTIAL_KINDS
 from cache_index.residency import _MEDIA
 
 PAYLOADS_AT_ONCE = 1024
@@ -34,6 +35,9 @@ class Scratch:
         self.work[w.KEYS_BYTES] = EXTRA_KEYS_BYTES
         self._own(w.MEDIA, _media())
         self.work[w.MEDIA_ROWS] = len(_MEDIA)
+        self._own(w.KINDS, _kinds())
+        self.work[w.KIND_ROWS] = len(PARTIAL_KINDS)
+        self.work[w.MAIN_GROUP] = w.NO_GROUP
         self._ends = _integers(self._own(w.ENDS, np.zeros(PAYLOADS_AT_ONCE, np.int64)))
         self.slots = self._own(w.SLOTS, np.zeros(k.TIERS, np.int64))
         self._reserve(1 << 14)
@@ -55,7 +59,7 @@ class Scratch:
         work = self.work
         work[w.NEXT_PAYLOAD] = first
         work[w.OPERATIONS] = work[w.BLOCKS] = 0
-        work[w.EVENTS] = work[w.UNKNOWN_EVENTS] = work[w.REFUSED_EVENTS] = 0
+        work[w.EVENTS] = work[w.UNKNOWN_EVENTS] = work[w.REFUSED_EVENTS] = work[w.OTHER_GROUP_EVENTS] = 0
         work[w.OPERATION] = work[w.DONE] = work[w.FETCHED] = work[w.UNRESOLVED] = 0
 
     def operation_tier(self) -> int:
@@ -84,10 +88,14 @@ def _integers(array: NDArray[Any]) -> memoryview[int]:
 
 
 def _media() -> NDArray[np.uint64]:
-    rows = [(*_two_words(name), int(tier)) for name, tier in _MEDIA.items()]
+    rows = [(*_words(name, 2), int(tier)) for name, tier in _MEDIA.items()]
     return np.array(rows, np.uint64)
 
 
-def _two_words(text: str) -> tuple[int, int]:
-    padded = text.encode().ljust(16, b"\0")
-    return int.from_bytes(padded[:8], "little"), int.from_bytes(padded[8:16], "little")
+def _kinds() -> NDArray[np.uint64]:
+    return np.array([(len(kind), *_words(kind, 3)) for kind in PARTIAL_KINDS], np.uint64)
+
+
+def _words(text: str, count: int) -> list[int]:
+    padded = text.encode().ljust(8 * count, b"\0")
+    return [int.from_bytes(padded[start : start + 8], "little") for start in range(0, 8 * count, 8)]

@@ -1,74 +1,36 @@
 """KV event streams over ZeroMQ: one receiver thread for all engines.
 
-A live stream is a SUB socket with frames ``[topic, sequence (8 bytes, big-endian), payload]``; engines
-without topics leave the first one out. A replay is asked for on a DEALER socket with
-``[b"", first sequence]`` and answered by ``[b"", topic, sequence, payload]`` per batch, then by one with
-sequence -1. Answers are awaited in the poll loop, so an engine that does not answer delays nobody else.
+A live stream is a subscription. A replay is asked for on a DEALER socket with ``[b"", first sequence]`` and
+answered by ``[b"", topic, sequence, payload]`` per batch, then by one with sequence -1. Answers are awaited
+in the poll loop, so an engine that does not answer delays nobody else.
+
+Where every stream stands can be kept with the index, so that a later process continues them.
 """
 
 from __future__ import annotations
 
-import socket
 import struct
-import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import structlog
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from cache_index.ingest import StreamIngest
 from cache_index.radix import CacheIndex
 from cache_index.readiness import Readiness
-from cache_index.replay import Sequencer, StreamState
+from cache_index.receiver import IDLE_MS, Receiver
+from cache_index.replay import Sequencer
 from cache_index.residency import Holder, UnknownHolderError
+from cache_index.streams import StreamConfig, StreamPosition, StreamStats
+from cache_index.subscription import Subscription, numbered, received
 
 log = structlog.get_logger(__name__)
 
 END_OF_REPLAY = b"\xff" * 8
 MESSAGES_PER_TURN = 128  # per socket, before the others get theirs
-RECEIVE_HIGH_WATER_MARK = 100_000
-MAX_SOCKETS = 65_535  # three per stream at most; the library's own limit is 1,023
-HEARTBEAT_MS = 5_000
-IDLE_MS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class StreamConfig:
-    """Where one rank of an engine publishes its KV events.
-
-    ``block_size`` None takes it from the events; ``replay_endpoint`` None: the engine cannot replay.
-    """
-
-    holder: Holder
-    model: str
-    endpoint: str
-    replay_endpoint: str | None
-    topic: str = ""
-    block_size: int | None = None
-    tenant: str = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStats:
-    """Counts since the stream was added. ``cold``: usable, but residencies may be missing."""
-
-    holder: Holder
-    state: StreamState
-    last_seq: int
-    batches: int
-    events: int
-    gaps: int
-    replays: int
-    malformed_frames: int
-    malformed_events: int
-    unknown_events: int
-    unresolved_blocks: int
-    last_event_at_s: float | None  # on the source's clock
+RESUME_WITHIN_S = 30.0  # what an earlier process knew of an engine is believed that long without the engine
 
 
 class _Stream:
@@ -81,12 +43,16 @@ class _Stream:
         self.config = config
         self._readiness = readiness
         self.ingest = StreamIngest(
-            index, config.holder, config.model, tenant=config.tenant, block_size=config.block_size
+            index,
+            config.holder,
+            config.model,
+            tenant=config.tenant,
+            block_size=config.block_size,
+            tiers=config.tiers,
         )
         self._payloads: list[bytes] = []
         self.sequencer = Sequencer(self._payloads.append, self._clear, self._request_replay)
-        self.subscriber: zmq.Socket[bytes] | None = None
-        self.monitor: zmq.Socket[bytes] | None = None
+        self.subscription: Subscription | None = None
         self.dealer: zmq.Socket[bytes] | None = None
         self.removed = False
         self.malformed_frames = 0
@@ -94,32 +60,17 @@ class _Stream:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._context = context
-        self.subscriber = context.socket(zmq.SUB)
-        self.subscriber.setsockopt(zmq.LINGER, 0)
-        self.subscriber.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
-        self.subscriber.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self.subscriber.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
-        self.subscriber.setsockopt(zmq.SUBSCRIBE, self.config.topic.encode())
-        # The monitor tells of a new connection even when no event follows; what was published while
-        # there was none is then asked for.
-        self.monitor = self.subscriber.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        """ZMQError or OSError when that is not possible."""
+        self.subscription = Subscription(
+            context, self.config.endpoint, self.config.topic, self._readiness, self
         )
-        self.subscriber.connect(self.config.endpoint)
-        self._readiness.watch(self.monitor, self)
-        self._readiness.watch(self.subscriber, self)
+        self._context = context
 
     def close(self) -> None:
         self.close_dealer()
-        if self.subscriber is not None:
-            if self.monitor is not None:
-                self._readiness.forget(self.monitor)
-                self.subscriber.disable_monitor()
-                self.monitor.close(0)
-            self._readiness.forget(self.subscriber)
-            self.subscriber.close(0)
-        self.subscriber = self.monitor = None
+        if self.subscription is not None:
+            self.subscription.close()
+            self.subscription = None
         self._readiness.drop(self)
 
     def close_dealer(self) -> None:
@@ -135,11 +86,11 @@ class _Stream:
         of a new connection is never taken for one of the old. On a new connection those at hand are
         dropped: nobody knows which side of it they are from, and the replay brings what counts.
         """
-        if self.subscriber is None:
+        if self.subscription is None:
             return
-        live = self._received(self.subscriber)
+        live = self._told_of(self.subscription.messages(MESSAGES_PER_TURN))
         reconnected = self.sequencer.was_connected
-        if not (self._serve_monitor(now_s) and reconnected):
+        if not (self._serve_connections(self.subscription, now_s) and reconnected):
             for frames in live:
                 self._live(frames, now_s)
         if self.dealer is not None:
@@ -158,51 +109,56 @@ class _Stream:
         if not self.sequencer.replaying:
             self.close_dealer()
 
-    def _received(self, source: zmq.Socket[bytes]) -> list[list[bytes]]:
-        messages: list[list[bytes]] = []
-        with suppress(zmq.Again):
-            while len(messages) < MESSAGES_PER_TURN:
-                messages.append(source.recv_multipart(zmq.NOBLOCK))
+    def _told_of(self, messages: list[list[bytes]]) -> list[list[bytes]]:
+        """Come back if there may be more: nobody tells of what was there already."""
+        if len(messages) == MESSAGES_PER_TURN:
             self._readiness.again(self)
         return messages
 
-    def _serve_monitor(self, now_s: float) -> bool:
+    def _serve_connections(self, subscription: Subscription, now_s: float) -> bool:
         """Whether a connection came up."""
-        connected = False
-        while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            if recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"] == zmq.EVENT_DISCONNECTED:
-                self.sequencer.disconnected()
-            else:
+        came_up = False
+        for connected in subscription.connections():
+            if connected:
                 self.sequencer.connected(now_s)
-                connected = True
-        return connected
+                came_up = True
+            else:
+                self.sequencer.disconnected()
+        return came_up
 
     def _serve_replay(self, dealer: zmq.Socket[bytes], now_s: float) -> None:
-        for frames in self._received(dealer):
+        for frames in self._told_of(received(dealer, MESSAGES_PER_TURN)):
             if dealer is not self.dealer:  # another replay was asked for meanwhile
                 return
-            if len(frames) < 2 or len(frames[-2]) != 8:
+            message = numbered(frames)
+            if message is None:
                 self._malformed("replay frames", f"expected 8 bytes and a payload, got {len(frames)} frames")
             elif frames[-2] == END_OF_REPLAY:
                 self.sequencer.replay_ended(now_s)
             else:
-                self.sequencer.replayed(int.from_bytes(frames[-2], "big"), frames[-1], now_s)
+                self.sequencer.replayed(*message, now_s)
 
     def _live(self, frames: list[bytes], now_s: float) -> None:
         self.last_event_at_s = now_s
-        if len(frames) < 2 or len(frames[-2]) != 8:
+        message = numbered(frames)
+        if message is None:
             self._malformed("frames", f"expected topic, 8 bytes and a payload, got {len(frames)} frames")
-            return
-        self.sequencer.live(int.from_bytes(frames[-2], "big"), frames[-1], now_s)
+        else:
+            self.sequencer.live(*message, now_s)
 
     def _apply(self) -> None:
         payloads = self._payloads[:]
         self._payloads.clear()
+        clears = self.ingest.clears
         try:
             for error in self.ingest.apply_payloads(payloads):
                 self._malformed(error.field, error.reason)
         except UnknownHolderError:
             log.debug("kv_stream.holder_unregistered", holder=self.config.holder)
+            self.sequencer.doubt()  # what was dropped here would be missing if the holder came back
+        else:
+            if self.ingest.clears != clears:
+                self.sequencer.emptied()
 
     def _clear(self) -> None:
         self._apply()
@@ -219,17 +175,19 @@ class _Stream:
         self.close_dealer()
         if self.config.replay_endpoint is None or self._context is None:
             return False
-        dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
+        dealer: zmq.Socket[bytes] | None = None
         try:
+            dealer = self._context.socket(zmq.DEALER)
+            dealer.setsockopt(zmq.LINGER, 0)
             dealer.connect(self.config.replay_endpoint)
             dealer.send_multipart([b"", struct.pack(">Q", first)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
+            self._readiness.watch(dealer, self)
+        except (zmq.ZMQError, OSError) as error:
             log.warning("kv_stream.replay_failed", holder=self.config.holder, reason=str(error))
-            dealer.close(0)
+            if dealer is not None:
+                dealer.close(0)
             return False
         self.dealer = dealer
-        self._readiness.watch(dealer, self)
         return True
 
     def stats(self) -> StreamStats:
@@ -247,6 +205,7 @@ class _Stream:
             unknown_events=counters.unknown_events,
             unresolved_blocks=counters.unresolved_blocks,
             last_event_at_s=self.last_event_at_s,
+            other_group_events=counters.other_group_events,
         )
 
 
@@ -256,106 +215,84 @@ class VllmEventSource:
     def __init__(self, index: CacheIndex, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._index = index
         self._clock = clock
-        self._lock = threading.RLock()  # held while a batch is applied, so that a removal is final
-        self._streams: dict[Holder, _Stream] = {}
-        self._commands: deque[Callable[[], None]] = deque()
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
-        self._wake_sender.setblocking(False)
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._readiness: Readiness[_Stream | None] = Readiness()  # None owns the wake-up
-        self._readiness.watch_descriptor(self._wake_receiver.fileno(), None)
+        self._receiver: Receiver[_Stream] = Receiver("kv-events", self._serve, self._end)
+        self._lock = self._receiver.lock  # held while a batch is applied, so that a removal is final
+        self._streams: list[_Stream] = []
+        self._parked: list[StreamPosition] = []  # of streams that were not added again so far
+        self._parked_until_s = 0.0
         self._open_streams: set[_Stream] = set()
         self._due: set[_Stream] = set()
 
     def start(self) -> None:
         """Start the receiver thread."""
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._receive, name="kv-events", daemon=True)
-            self._thread.start()
+        self._receiver.start()
 
     def close(self) -> None:
         """Stop the receiver thread and close all sockets. What the index holds stays."""
-        if self._closed:
-            return
-        self._closed = True
-        self._wake()
-        if self._thread is not None:
-            self._thread.join()
-        self._wake_receiver.close()
-        self._wake_sender.close()
-        self._readiness.close()
+        self._receiver.close()
 
     def add_stream(self, config: StreamConfig) -> None:
-        """Follow a stream; its holder is registered. A stream of the same holder is replaced."""
-        self.remove_stream(config.holder)
-        self._index.register(config.holder)
-        stream = _Stream(config, self._index, self._readiness)
+        """Follow a stream; its holder is registered. A stream of the same holder and tier is replaced.
+
+        It continues at the position that ``resume`` was given for it, else it begins with all that the
+        engine has.
+        """
         with self._lock:
-            self._streams[config.holder] = stream
-        self._order(lambda: self._open(stream))
+            self._remove([each for each in self._streams if each.config.overlaps(config)])
+            parked = [each for each in self._parked if each.config.overlaps(config)]
+            self._index.register(config.holder)
+            stream = _Stream(config, self._index, self._receiver.readiness)
+            for each in parked:
+                self._parked.remove(each)
+                if each.config.means_the_same(config):
+                    stream.sequencer.resume(each.position, self._clock() + RESUME_WITHIN_S)
+                    stream.ingest.resume(each.traits)
+                else:
+                    self._clear(each.config)
+            self._streams.append(stream)
+            self._receiver.order(lambda: self._open(stream))
 
     def remove_stream(self, holder: Holder) -> None:
-        """Stop following a stream and drop what it reported: without events it would become wrong."""
+        """Stop following a holder and drop what its streams reported: without events it would become wrong."""
         with self._lock:
-            stream = self._streams.pop(holder, None)
-            if stream is None:
-                return
-            stream.removed = True
-            self._index.clear(holder)
-        self._order(lambda: self._close(stream))
+            self._remove([each for each in self._streams if each.config.holder == holder])
+            self._drop([each for each in self._parked if each.config.holder == holder])
 
     def resync(self, holder: Holder) -> None:
         """The engine came back or lost its cache: forget what it reported and ask for everything."""
         with self._lock:
-            stream = self._streams.get(holder)
-            if stream is None:
-                return
-            stream.ingest.clear()
-        self._order(lambda: self._resync(stream))
+            self._drop([each for each in self._parked if each.config.holder == holder])
+            for stream in self._streams:
+                if stream.config.holder == holder:
+                    stream.sequencer.doubt()
+                    self._receiver.order(lambda stream=stream: self._resync(stream))  # type: ignore[misc]
 
     def stream_stats(self) -> list[StreamStats]:
         with self._lock:
-            return [stream.stats() for stream in self._streams.values()]
+            return [stream.stats() for stream in self._streams]
 
-    def _order(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
-        self._wake()
+    @contextmanager
+    def paused(self) -> Iterator[list[StreamPosition]]:
+        """Nothing is applied meanwhile. Gives the positions that the index has, of streams that can resume."""
+        with self._lock:
+            positions = [*self._parked]
+            for stream in self._streams:
+                position = stream.sequencer.position
+                if position is not None and stream.config.replay_endpoint is not None:
+                    positions.append(StreamPosition(stream.config, position, stream.ingest.traits))
+            yield positions
 
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):  # enough wake-ups are on their way
-            self._wake_sender.send(b"\0")
+    def resume(self, positions: Iterable[StreamPosition]) -> None:
+        """The index has been loaded, and has what streams reported up to these positions.
 
-    def _receive(self) -> None:
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-        timeout_ms = IDLE_MS
-        try:
-            while not self._closed:
-                ready = self._readiness.wait(timeout_ms)
-                if None in ready:
-                    self._run_commands()
-                served = self._serve({stream for stream in ready if stream is not None})
-                reclaiming = not served and self._index.reclaim()
-                timeout_ms = 0 if reclaiming else self._timeout_ms()
-        finally:
-            for stream in self._open_streams:
-                stream.close()
-            self._context.destroy(0)
+        A stream that is added like one of them, and connects, within RESUME_WITHIN_S, goes on from there
+        if its engine is still the same. Otherwise what it reported is dropped.
+        """
+        with self._lock:
+            self._parked += positions
+            self._parked_until_s = self._clock() + RESUME_WITHIN_S
 
-    def _run_commands(self) -> None:
-        while True:
-            try:
-                if len(self._wake_receiver.recv(4096)) < 4096:
-                    break
-            except BlockingIOError:
-                break
-        while self._commands:
-            with self._lock:
-                self._commands.popleft()()
-
-    def _serve(self, ready: set[_Stream]) -> bool:
+    def _serve(self, ready: set[_Stream]) -> int:
         """Serve the streams with something to read, and those with something due."""
         now_s = self._clock()
         for stream in ready | self._due:
@@ -369,7 +306,12 @@ class VllmEventSource:
                     log.exception("kv_stream.failed", holder=stream.config.holder)
                     stream.abandon()
                 self._mind(stream)
-        return bool(ready)
+        if self._parked and now_s >= self._parked_until_s:
+            with self._lock:
+                self._drop([*self._parked])
+        if not ready and self._index.reclaim():
+            return 0
+        return self._timeout_ms()
 
     def _timeout_ms(self) -> int:
         deadlines = [each for stream in self._due if (each := stream.sequencer.deadline_s) is not None]
@@ -388,12 +330,30 @@ class VllmEventSource:
         if stream.removed:
             return
         try:
-            stream.open(self._context)
-        except zmq.ZMQError as error:
+            stream.open(self._receiver.context)
+        except (zmq.ZMQError, OSError) as error:
             log.error("kv_stream.not_opened", endpoint=stream.config.endpoint, reason=str(error))
-            stream.close()
+            stream.abandon()
             return
         self._open_streams.add(stream)
+        self._mind(stream)
+
+    def _remove(self, streams: list[_Stream]) -> None:
+        for stream in streams:
+            self._streams.remove(stream)
+            stream.removed = True
+            stream.ingest.clear()
+            self._receiver.order(lambda stream=stream: self._close(stream))  # type: ignore[misc]
+
+    def _drop(self, parked: list[StreamPosition]) -> None:
+        for each in parked:
+            self._parked.remove(each)
+            self._clear(each.config)
+            log.info("kv_stream.not_resumed", holder=each.config.holder)
+
+    def _clear(self, config: StreamConfig) -> None:
+        for tier in (None,) if config.tiers is None else config.tiers:
+            self._index.clear(config.holder, tier)
 
     def _close(self, stream: _Stream) -> None:
         stream.close()
@@ -401,6 +361,10 @@ class VllmEventSource:
         self._due.discard(stream)
 
     def _resync(self, stream: _Stream) -> None:
-        if not stream.removed:
+        if not stream.removed and stream.subscription is not None:
             stream.sequencer.resync(self._clock())
             self._mind(stream)
+
+    def _end(self) -> None:
+        for stream in self._open_streams:
+            stream.close()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from index_oracle import NAMESPACE, Both, PlainIndex, chain
 
-from cache_index import CacheIndex, Holder, Tier
+from cache_index import CacheIndex, Holder, Tier, arrays
+from cache_index import kernels as k
 
 FLEET = [Holder(f"h{number}") for number in range(6)]
 
@@ -128,3 +129,70 @@ def test_retired_blocks_go_before_live_ones() -> None:
 def test_a_limit_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         CacheIndex(max_blocks=0)
+
+
+# --- room made ahead ---------------------------------------------------------------------------------
+
+
+def grown_in_the_background(index: CacheIndex) -> int:
+    """Bytes, when nothing is left to do."""
+    while index.reclaim():
+        pass
+    return index.stats().bytes
+
+
+def test_what_is_expected_needs_no_growth_when_it_comes() -> None:
+    index = CacheIndex()
+    for holder in FLEET:
+        index.register(holder)
+    small = index.stats().bytes
+    index.expect(100_000)
+    before = grown_in_the_background(index)
+    assert before > small + 100_000 * (k.NODE_BYTES + k.PAIR_BYTES)
+    tables = [index._arrays.capacity(table) for table in (k.NODES, k.LINKS)]
+    for number in range(1_000):
+        hashes = chain(number, 100)
+        index.store_linked(FLEET[number % 6], Tier.DEVICE, NAMESPACE, hashes, hashes + np.uint64(1))
+        assert not index._arrays.is_growing(k.NODES)
+        assert not index._arrays.is_growing(k.LINKS)
+    assert [index._arrays.capacity(table) for table in (k.NODES, k.LINKS)] == tables
+    assert index.stats().blocks == 100_000
+
+
+def test_room_is_only_ever_added() -> None:
+    index = CacheIndex()
+    index.expect(50_000)
+    before = grown_in_the_background(index)
+    for blocks in (50_000, 0, 10):
+        index.expect(blocks)
+        assert grown_in_the_background(index) == before
+    index.expect(80_000)
+    assert grown_in_the_background(index) > before
+
+
+def test_changes_grow_a_full_index_in_passing_and_stop_for_nothing() -> None:
+    """No idle thread helps: growth takes its share with every store, whatever was expected."""
+    index = CacheIndex()
+    index.register(FLEET[0])
+    index.store(FLEET[0], Tier.DEVICE, NAMESPACE, chain(0, 50_000))
+    index.expect(400_000)
+    for number in range(1, 300):
+        index.store(FLEET[0], Tier.DEVICE, NAMESPACE, chain(number, 100))
+    assert not index._arrays.growing
+    assert index._arrays.capacity(k.NODES) > 400_000
+    assert index.match(NAMESPACE, chain(0, 50_000))[0, 0] == 50_000
+
+
+def test_nothing_is_expected_beyond_the_limit() -> None:
+    unlimited, index = CacheIndex(), bounded(5_000)
+    unlimited.expect(10_000)
+    index.expect(5_000_000)
+    assert grown_in_the_background(index) < grown_in_the_background(unlimited)
+
+
+def test_expectations_leave_most_of_the_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    available = 40_000_000
+    monkeypatch.setattr(arrays, "available_bytes", lambda: available)
+    index = CacheIndex()
+    index.expect(1_000_000_000)
+    assert available // 8 < grown_in_the_background(index) < available // 3

@@ -261,6 +261,14 @@ def test_another_block_size_than_configured_is_refused() -> None:
     assert (ingest.counters.malformed_events, index.stats().blocks) == (1, 1)
 
 
+@pytest.mark.parametrize("block_size", [1 << 63, (1 << 64) - 1, 0, -4])
+def test_an_impossible_block_size_is_refused_and_stops_nothing(block_size: int) -> None:
+    index, ingest = new_ingest()
+    impossible = stored([1], [1, 2, 3, 4]) | {"block_hashes": [], "token_ids": [], "block_size": block_size}
+    assert ingest.apply_payloads([batch_of(impossible, stored([1], [1, 2, 3, 4]))]) == []
+    assert (ingest.counters.malformed_events, index.stats().blocks) == (1, 1)
+
+
 def test_two_engines_with_different_hashes_share_blocks() -> None:
     index, ingest = new_ingest()
     other_holder = Holder("other")

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from numba.core import config
 
-from cache_index import KernelError, kernels, self_check, warm
+from cache_index import KernelError, kernels, self_check, warm, wire_kernels
 from cache_index.kernel_cache import cache_directory
+from cache_index.kernels import compilation
+from cache_index.wire_kernels import compilation as wire_compilation
 
 
 def test_another_source_has_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +23,17 @@ def test_another_source_has_another_directory(tmp_path: Path, monkeypatch: pytes
     source.write_text("a = 1\n")
     assert cache_directory(source) == first
     assert first.is_relative_to(tmp_path / "cache")
+
+
+def test_kernels_are_kept_apart_by_all_their_source() -> None:
+    """Also those of other files: Numba does not notice when they change."""
+    of_index = set(Path(str(kernels.__file__)).parent.glob("*.py"))
+    of_wire = set(Path(str(wire_kernels.__file__)).parent.glob("*.py"))
+    assert len(of_index) > 1 and set(compilation.SOURCES) == of_index
+    assert set(wire_compilation.SOURCES) == of_index | of_wire
+    assert cache_directory(*compilation.SOURCES) == kernels.CACHE_DIRECTORY
+    assert cache_directory(*wire_compilation.SOURCES) == wire_kernels.CACHE_DIRECTORY
+    assert kernels.CACHE_DIRECTORY != wire_kernels.CACHE_DIRECTORY
 
 
 def test_an_unusable_cache_is_replaced_by_a_temporary_one(

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_index import CacheIndex, Holder, Tier
+from cache_index import CacheIndex, Holder, Namespace, Tier
 from cache_index.lmcache import make_lmcache_router
-from cache_index.lmcache_directory import ChunkObject, LMCacheDirectory, LMCacheServer, ObjectBatch
-from cache_index.lmcache_keys import KvRank, chunk_hashes, chunk_keys, index_key
+from cache_index.lmcache_directory import DEPARTED_S, LMCacheDirectory, server_holder, shared_holder
+from cache_index.lmcache_keys import ChunkChain, KvRank, chunk_hashes, chunk_keys, index_key
+from cache_index.lmcache_objects import ChunkObject, LMCacheServer, ObjectBatch
 
 CHUNK = 8
 MODEL = "org/tiny"
 TOKENS = [*range(8), *range(100_000, 100_008), *range(50, 58), 1, 2]
-SERVER = Holder("mp-1")
+SERVER = server_holder("mp-1")
 ONE = KvRank(1, 0, 1, 0).pack()
 GOLDEN = [  # of the first two chunks
     "74bf0cfc4ece26bc2969917f00888658f77086248591faeb900a28ded9f86a82",
@@ -52,9 +53,20 @@ def test_any_chain_follows_the_definition(tokens: list[int], chunk_tokens: int) 
     assert chunk_hashes(np.array(tokens, np.uint32), chunk_tokens) == expected
 
 
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.lists(st.integers(0, 12), max_size=5))
+def test_a_chain_may_be_asked_for_in_pieces(tokens: list[int], asked: list[int]) -> None:
+    array = np.array(tokens, np.uint32)
+    chain, whole = ChunkChain(array, 4), chunk_keys(array, 4)
+    for chunks in asked:
+        assert chain.keys(chunks).tolist() == whole[:chunks].tolist()
+
+
 def test_kv_ranks_unpack() -> None:
     assert KvRank.unpack(0x01000100) == KvRank(world=1, rank=0, local_world=1, local_rank=0)
     assert KvRank.unpack(KvRank(8, 5, 4, 1).pack()) == KvRank(8, 5, 4, 1)
+
+
+_OBJECT_FIELDS = ("salt", "group", "model", "first_tokens")
 
 
 class Fleet:
@@ -72,7 +84,7 @@ class Fleet:
         """Chunks by their position in TOKENS."""
         hashes = chunk_hashes(np.array(TOKENS, np.uint32), CHUNK)
         ranks = fields.pop("ranks", [ONE])
-        names = {name: fields.pop(name) for name in ("salt", "group", "model") if name in fields}
+        names = {name: fields.pop(name) for name in _OBJECT_FIELDS if name in fields}
         objects = tuple(
             ChunkObject(**{"key": index_key(hashes[i]), "model": MODEL, "kv_rank": rank} | names)
             for i in chunks
@@ -96,7 +108,7 @@ class Fleet:
         if row is None:
             return 0
         matched = self.directory.match(MODEL, np.array(TOKENS, np.uint32), **options)
-        return int(matched[row, tier])
+        return 0 if matched is None else int(matched[row, tier])
 
     @property
     def state(self) -> str:
@@ -156,9 +168,9 @@ def test_tiers_by_backend(fleet: Fleet) -> None:
     fleet.send("store", [0], tier="l2", backend="valkey")
     assert {tier for _, tier in fleet.index.residencies(SERVER)} == {Tier.DISK, Tier.REMOTE}
     fleet.send("store", [0], tier="l2", backend="s3", shared=True)
-    assert fleet.tokens(Tier.REMOTE, Holder("lmcache:s3")) == CHUNK
+    assert fleet.tokens(Tier.REMOTE, shared_holder("s3")) == CHUNK
     fleet.send("store", [0], backend="cxl", shared=True)
-    assert fleet.tokens(Tier.POD, Holder("lmcache:cxl")) == CHUNK
+    assert fleet.tokens(Tier.POD, shared_holder("cxl")) == CHUNK
 
 
 def test_duplicates_and_former_lives_are_dropped(fleet: Fleet) -> None:
@@ -185,7 +197,7 @@ def test_a_gap_voids_what_the_server_told_of_itself(fleet: Fleet) -> None:
     fleet.send("store", [1], sequence=7)
     assert {tier for _, tier in fleet.index.residencies(SERVER)} == {Tier.HOST}
     assert fleet.tokens() == 0
-    assert fleet.tokens(Tier.REMOTE, Holder("lmcache:s3")) == CHUNK
+    assert fleet.tokens(Tier.REMOTE, shared_holder("s3")) == CHUNK
     stats = fleet.directory.stream_stats()[0]
     assert (stats.state, stats.gaps, stats.last_seq) == ("cold", 1, 7)
 
@@ -194,13 +206,83 @@ def test_voiding_one_backend_spares_another_of_the_same_tier(fleet: Fleet) -> No
     shards = [KvRank(2, rank, 2, rank).pack() for rank in (0, 1)]
     fleet.send("store", [0], tier="l2", backend="fs", ranks=shards)
     fleet.send("store", [0], ranks=shards[:1])  # never whole in memory
-    fleet.index.store(SERVER, Tier.HOST, fleet.directory._namespace(MODEL, "", 2), keys_of([0]))
-    fleet.directory.deregister("mp-1")
-    assert {tier for _, tier in fleet.index.residencies(SERVER)} == {Tier.HOST, Tier.DISK}
+    fleet.send("store", [0], backend="cxl", ranks=shards)
+    fleet.send("delete", [0], backend="cxl", ranks=shards[:1])
+    assert (fleet.tokens(Tier.HOST, world=2), fleet.tokens(Tier.DISK, world=2)) == (0, CHUNK)
+    fleet.directory.deregister("mp-1", 0.0)
+    assert {tier for _, tier in fleet.index.residencies(SERVER)} == {Tier.DISK}
 
 
-def keys_of(chunks: list[int]) -> np.ndarray:
-    return chunk_keys(np.array(TOKENS, np.uint32), CHUNK)[chunks]
+def test_the_disk_of_a_server_that_left_is_remembered_for_a_while(fleet: Fleet) -> None:
+    fleet.send("store", [0], tier="l2", backend="fs")
+    fleet.directory.deregister("mp-1", 10.0)
+    fleet.directory.expire(9.0 + DEPARTED_S)
+    assert fleet.tokens(Tier.DISK) == CHUNK
+    fleet.directory.expire(10.0 + DEPARTED_S)
+    assert fleet.index.holder_id(SERVER) is None
+    assert fleet.index.stats().residencies == 0
+
+
+def test_servers_that_come_and_go_leave_no_rows_behind(fleet: Fleet) -> None:
+    for i in range(50):
+        fleet.register(f"passing-{i}")
+        fleet.directory.deregister(f"passing-{i}", 0.0)
+    assert (
+        fleet.index.match(Namespace(MODEL, 16), chunk_keys(np.array(TOKENS, np.uint32), CHUNK)).shape[0] <= 3
+    )
+
+
+def test_nothing_held_costs_no_hashing(fleet: Fleet) -> None:
+    tokens = np.array(TOKENS, np.uint32)
+    assert fleet.directory.match(MODEL, tokens) is None
+    fleet.send("store", [0])
+    assert fleet.directory.match(MODEL, tokens) is not None
+    assert fleet.directory.match(MODEL, tokens, salt="other") is None
+    assert fleet.directory.match(MODEL, tokens, world=2) is None
+    fleet.send("delete", [0])
+    assert fleet.directory.match(MODEL, tokens) is None
+
+
+def test_the_size_of_chunks_is_learned_from_their_tokens(fleet: Fleet) -> None:
+    tokens = np.arange(64, dtype=np.uint32)
+    keys = chunk_keys(tokens, 32).tolist()
+    stored = [
+        ChunkObject(keys[0], MODEL, ONE, first_tokens=tuple(range(32))),
+        ChunkObject(keys[1], MODEL, ONE),
+    ]
+    batch = ObjectBatch("mp-1", 1, 1, "store", "l1", "dram", False, tuple(stored))
+    assert fleet.directory.apply(batch, 0.0) == "applied"
+    assert fleet.directory.chunk_sizes == (CHUNK, 32)
+    matched = fleet.directory.match(MODEL, tokens)
+    row = fleet.index.holder_id(SERVER)
+    assert matched is not None and matched[row, Tier.HOST] == 64
+
+
+def test_chunks_hashed_in_another_way_are_counted(fleet: Fleet) -> None:
+    fleet.send("store", [0], first_tokens=(1, 2, 3))
+    assert fleet.directory.chunk_sizes == (CHUNK,)
+    assert fleet.directory.stream_stats()[0].unresolved_blocks == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 79), st.integers(1, 79)), max_size=12), st.data())
+def test_any_chunks_are_matched_exactly(changes: list[tuple[bool, int, int]], data: st.DataObject) -> None:
+    """Chunks come one by one, without the chunk before: gaps anywhere must end the match."""
+    index = CacheIndex()
+    directory = LMCacheDirectory(index, chunk_tokens=4)
+    tokens = np.arange(320, dtype=np.uint32)
+    keys, held = chunk_keys(tokens, 4).tolist(), set[int]()
+    for seq, (stored, start, count) in enumerate(changes, 1):
+        chunks = range(start, min(start + count, 80))
+        held = held.union(chunks) if stored else held.difference(chunks)
+        objects = tuple(ChunkObject(keys[i], MODEL, ONE) for i in chunks)
+        kind = "store" if stored else "delete"
+        directory.apply(ObjectBatch("mp-1", 1, seq, kind, "l1", "dram", False, objects), 0.0)
+        length = data.draw(st.integers(0, 320))
+        matched = directory.match(MODEL, tokens[:length])
+        expected = next(i for i in range(81) if i not in held or i == length // 4)
+        row = index.holder_id(SERVER)
+        assert (0 if matched is None else matched[row, Tier.HOST]) == 4 * expected
 
 
 def test_silent_servers_are_gone(fleet: Fleet) -> None:

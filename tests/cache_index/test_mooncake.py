@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import zmq
+from plain_publisher import PlainPublisher
+from recordings import frames_of, recorded_lines
+from waiting import wait_for
 
 from cache_index import (
     CacheIndex,
@@ -26,11 +28,10 @@ from cache_index import (
     sequence_hashes,
 )
 from cache_index.cache_events import CacheEvent
-from cache_index.mooncake import MooncakeEventSource
+from cache_index.mooncake import MooncakeEventSource, MooncakeStream
 from cache_index.mooncake_events import decode_master_batch
-from cache_index.mooncake_hints import MooncakeHints
+from cache_index.mooncake_hints import MooncakeHints, name_of
 
-FIXTURES = Path(__file__).parents[2].parent / "shared" / "fixtures"
 POOL, ENGINE = Holder("pool-0"), Holder("engine")
 BLOCK = 4
 NAMESPACE = Namespace("tiny", BLOCK)
@@ -38,18 +39,11 @@ TOKENS = list(range(12))
 
 
 def recorded_frames() -> list[list[bytes]]:
-    path = FIXTURES / "mooncake_master_frames.jsonl"
-    if not path.exists():
-        pytest.skip("no recorded frames")
-    records = map(json.loads, path.read_text().splitlines())
-    return [[bytes.fromhex(frame) for frame in record["frames_hex"]] for record in records]
+    return [frames_of(record) for record in recorded_lines("mooncake_master_frames.jsonl")]
 
 
-def recorded_events() -> list[list[Any]]:
-    path = FIXTURES / "mooncake_master_events.jsonl"
-    if not path.exists():
-        pytest.skip("no recorded events")
-    return [json.loads(line)["payload"] for line in path.read_text().splitlines()]
+def recorded_events() -> list[Any]:
+    return [record["payload"] for record in recorded_lines("mooncake_master_events.jsonl")]
 
 
 def as_sent(event_id: int, kind: str, *names: int, **fields: Any) -> dict[str, Any]:
@@ -122,7 +116,7 @@ def test_recorded_objects_cannot_be_keyed_and_are_counted() -> None:
         (b"\xc1", "payload"),
         ({}, "payload"),
         ([1], "payload"),
-        ([1, {}], "payload"),
+        ([1, {}], "events"),
         (["x", []], "timestamp"),
     ],
 )
@@ -241,56 +235,65 @@ def test_the_oldest_hints_go_when_there_are_too_many() -> None:
     assert (pool.hints.unkeyed, pool.hints.counters.forgotten) == (2, 3)
 
 
-def test_reconciling_drops_what_the_master_no_longer_lists() -> None:
+def list_keys(pool: Pool, *keys: str, meanwhile: tuple[dict[str, Any], ...] = ()) -> None:
+    """The master was asked and lists these keys; events come while it answers."""
+    listing = pool.hints.begin_listing()
+    present = {name for key in keys if (name := name_of(key)) is not None}
+    pool.apply(*meanwhile)
+    pool.hints.drop_unlisted([name for name in pool.hints.names() if name not in present], listing)
+    pool.hints.learn_listed(present, listing)
+
+
+def test_a_listing_drops_what_the_master_no_longer_has() -> None:
     pool = Pool()
     pool.explain([101, 102], TOKENS[:8])
     pool.apply(as_sent(1, "stored", 101), as_sent(2, "stored", 102), as_sent(3, "stored", 9))
-    assert pool.hints.reconcile(["101", "session/7"]) == 1
-    assert (pool.pooled(), pool.hints.unkeyed) == (1, 0)
-    assert pool.hints.reconcile(["0x65"]) == 0
+    list_keys(pool, "101", "session/7")
+    assert (pool.pooled(), pool.hints.unkeyed, pool.hints.counters.unlisted) == (1, 0, 1)
+    list_keys(pool, "0x65")
+    assert (pool.pooled(), pool.hints.counters.unlisted) == (1, 1)
+
+
+def test_a_listing_brings_what_no_event_told_of() -> None:
+    pool = Pool()
+    pool.explain([101, 102], TOKENS[:8])
+    list_keys(pool, "101", "102", "77")
+    assert (pool.pooled(), pool.hints.unkeyed, pool.hints.counters.learned) == (2, 1, 3)
+    pool.explain([77], TOKENS[:4])  # the block itself is known by another name too
+    list_keys(pool, "102", "77")
+    assert (pool.pooled(), pool.hints.unkeyed, pool.hints.counters.learned) == (2, 0, 3)
+
+
+def test_events_that_come_during_a_listing_know_better() -> None:
+    pool = Pool()
+    pool.explain([101, 102, 103], TOKENS)
+    pool.apply(as_sent(1, "stored", 101), as_sent(2, "stored", 102))
+    list_keys(pool, "101", "102", meanwhile=(as_sent(3, "removed", 102), as_sent(4, "stored", 103)))
+    assert pool.hints.names() == [101, 103]
+
+
+def test_a_listing_from_before_the_hints_were_voided_says_nothing() -> None:
+    pool = Pool()
+    pool.explain([101, 102], TOKENS[:8])
+    pool.apply(as_sent(1, "stored", 101))
+    list_keys(pool, "102", meanwhile=(as_sent(2, "cleared"), as_sent(3, "stored", 101)))
+    assert pool.hints.names() == [101]
 
 
 # --- over sockets --------------------------------------------------------------------------------------
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline_s, "did not happen in time"
-        time.sleep(0.005)
-
-
-class Master:
+class Master(PlainPublisher):
     """A publisher as the master has it: no topic, sequences from 1, no replay."""
 
-    def __init__(self, endpoint: str = "tcp://127.0.0.1:*") -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.XPUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        wait_for(lambda: self._bound(endpoint))
-        self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode()
-        self.sequence = 0
-
-    def _bound(self, endpoint: str) -> bool:
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError:
-            return False
-        return True
-
-    def wait_for_subscriber(self) -> None:
-        assert self._socket.poll(20_000)
-        self._socket.recv()
+    sequence = 0
 
     def publish(self, *events: dict[str, Any]) -> None:
         self.send(msgspec.msgpack.encode([1000, list(events), 0]))
 
     def send(self, payload: bytes) -> None:
         self.sequence += 1
-        self._socket.send_multipart([b"", self.sequence.to_bytes(8, "big"), payload])
-
-    def close(self) -> None:
-        self._context.destroy(0)
+        self.send_frames(b"", self.sequence.to_bytes(8, "big"), payload)
 
 
 class Setup:
@@ -300,8 +303,11 @@ class Setup:
         self.source = MooncakeEventSource(self.pool.index)
         self.source.start()
         self.master = Master()
-        self.source.add_stream(StreamConfig(POOL, "tiny", self.master.endpoint, None, block_size=BLOCK))
+        self.source.add_stream(self.stream())
         self.master.wait_for_subscriber()
+
+    def stream(self) -> StreamConfig:
+        return StreamConfig(POOL, "tiny", self.master.endpoint, None, block_size=BLOCK)
 
     def stats(self) -> StreamStats:
         return self.source.stream_stats()[0]
@@ -324,8 +330,6 @@ def test_a_master_is_followed(setup: Setup) -> None:
     stats = setup.stats()
     assert (stats.state, stats.last_seq, stats.events, stats.unresolved_blocks) == ("warm", 1, 2, 1)
     assert setup.source.hint_counters(POOL).keyed == 1
-    assert setup.source.reconcile(POOL, ["55"]) == 1
-    assert setup.pool.pooled() == 0
 
 
 def test_recorded_frames_through_a_socket(setup: Setup) -> None:
@@ -351,6 +355,7 @@ def test_bad_payloads_are_counted_and_the_stream_goes_on(setup: Setup) -> None:
     wait_for(lambda: setup.pool.pooled() == 1)
     stats = setup.stats()
     assert (stats.malformed_frames, stats.malformed_events, stats.unknown_events) == (1, 1, 1)
+    assert stats.state == "cold"  # nobody knows what the first message said
 
 
 def test_a_restarted_master_leaves_nothing_stale(setup: Setup) -> None:
@@ -375,3 +380,136 @@ def test_resync_and_removal_forget(setup: Setup) -> None:
     wait_for(lambda: setup.pool.pooled() == 1)
     setup.source.remove_stream(POOL)
     assert (setup.pool.pooled(), setup.source.stream_stats()) == (0, [])
+
+
+# --- listings over HTTP ----------------------------------------------------------------------------------
+
+
+class Admin:
+    """A master's admin port, as far as it is asked: keys as text, one a line."""
+
+    def __init__(self, *keys: str, events_enabled: bool = True) -> None:
+        self.keys = list(keys)
+        self.asked: list[str] = []
+        self.status = 200
+        self.held = threading.Event()
+        self.held.set()
+        admin = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                admin.asked.append(self.path)
+                content = json.dumps({"enabled": events_enabled, "published_events": 3})
+                if self.path == "/get_all_keys":
+                    content = "".join(f"{key}\n" for key in admin.keys)
+                    admin.held.wait(20)
+                self.send_response(admin.status)
+                self.end_headers()
+                self.wfile.write(content.encode())
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    @property
+    def listings(self) -> int:
+        return self.asked.count("/get_all_keys")
+
+    def close(self) -> None:
+        self.held.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def admin() -> Iterator[Admin]:
+    made = Admin()
+    yield made
+    made.close()
+
+
+def follow(setup: Setup, admin: Admin, reconcile_s: float = 1.0) -> None:
+    """Follow the master anew, this time with its admin port."""
+    setup.source.remove_stream(POOL)
+    setup.master.wait_until_left()
+    setup.source.add_stream(MooncakeStream.of(setup.stream(), admin.url, reconcile_s))
+    setup.master.wait_for_subscriber()
+
+
+def test_what_a_master_had_before_is_learned_from_its_keys(setup: Setup, admin: Admin) -> None:
+    admin.keys = ["101", "0x66", "tenant/7", "session-1"]
+    follow(setup, admin)
+    wait_for(lambda: setup.pool.pooled() == 2)
+    wait_for(lambda: setup.stats().state == "warm")
+    setup.master.sequence = 40
+    setup.master.publish(as_sent(41, "stored", 103))
+    wait_for(lambda: setup.pool.pooled() == 3)
+    assert setup.stats().state == "warm"
+
+
+def test_removals_that_nobody_told_of_are_found(setup: Setup, admin: Admin) -> None:
+    admin.keys = ["101", "102"]
+    follow(setup, admin)
+    wait_for(lambda: setup.pool.pooled() == 2)
+    admin.keys = ["101"]  # batch removals publish nothing
+    wait_for(lambda: setup.pool.pooled() == 1)
+    assert setup.source.hint_counters(POOL).unlisted == 1
+
+
+def test_a_gap_is_closed_by_the_next_listing(setup: Setup, admin: Admin) -> None:
+    admin.keys = ["101", "102"]
+    follow(setup, admin, reconcile_s=3600.0)
+    wait_for(lambda: setup.stats().state == "warm" and setup.pool.pooled() == 2)
+    setup.master.publish(as_sent(1, "stored", 9))
+    wait_for(lambda: setup.stats().last_seq == 1)
+    setup.master.sequence += 3
+    admin.held.clear()
+    setup.master.publish(as_sent(5, "stored", 9))
+    wait_for(lambda: setup.stats().state == "cold")
+    admin.held.set()
+    wait_for(lambda: setup.stats().state == "warm" and setup.pool.pooled() == 2)
+    assert setup.stats().gaps == 1
+
+
+def test_an_admin_port_that_fails_changes_nothing(setup: Setup, admin: Admin) -> None:
+    admin.status = 500
+    follow(setup, admin)
+    setup.master.publish(as_sent(1, "stored", 101))
+    wait_for(lambda: setup.pool.pooled() == 1)
+    asked = admin.listings
+    wait_for(lambda: admin.listings >= asked + 2)
+    assert (setup.pool.pooled(), setup.stats().state) == (1, "warm")
+
+
+def test_a_removed_pool_is_not_listed_any_more(setup: Setup, admin: Admin) -> None:
+    admin.keys = ["101"]
+    admin.held.clear()
+    follow(setup, admin)
+    wait_for(lambda: admin.listings == 1)
+    setup.source.remove_stream(POOL)
+    admin.held.set()
+    wait_for(lambda: "/kv_events/status" in admin.asked)
+    other = Admin()  # its listing comes after the removed pool's has been dealt with
+    try:
+        stream = StreamConfig(Holder("other"), "tiny", setup.master.endpoint, None, block_size=BLOCK)
+        setup.source.add_stream(MooncakeStream.of(stream, other.url, 1.0))
+        wait_for(lambda: other.listings >= 2)
+    finally:
+        other.close()
+    assert (setup.pool.pooled(), admin.listings) == (0, 1)
+
+
+def test_recorded_objects_are_listed_as_the_master_names_them(setup: Setup, admin: Admin) -> None:
+    events = [event for payload in recorded_events() for event in payload[1]]
+    present = {event["object_key"] for event in events if event["event_type"] == "stored"}
+    present -= {event["object_key"] for event in events if event["event_type"] == "removed"}
+    admin.keys = sorted(present)
+    names = {event["seq_hashes"][0] for event in events if event["object_key"] in present}
+    setup.pool.explain(sorted(names)[:3], TOKENS)
+    follow(setup, admin)
+    wait_for(lambda: setup.pool.pooled() == 3)
+    assert setup.source.hint_counters(POOL).learned == len(names) == len(present)

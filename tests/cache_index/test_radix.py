@@ -61,6 +61,10 @@ class IndexMachine(RuleBasedStateMachine):
     def clear(self, holder: Holder, tier: Tier | None) -> None:
         self.both.clear(holder, tier)
 
+    @rule(blocks=st.integers(0, 20_000))
+    def expect(self, blocks: int) -> None:
+        self.both.index.expect(blocks)
+
     @rule(positions=st.integers(1, 4096))
     def reclaim(self, positions: int) -> None:
         self.both.index.reclaim(positions)
@@ -257,14 +261,14 @@ def test_the_tree_shows_parents_depths_and_holders() -> None:
     index.store(Holder("gone"), Tier.DEVICE, NAMESPACE, chain(2, 4))
     index.store(Holder("b"), Tier.HOST, NAMESPACE, chain(3, 1), parent=12345)
     index.unregister(Holder("gone"))
-    nodes = index.tree()
+    nodes = index.tree().nodes
     assert [node.hash for node in nodes[:4]] == keys
     assert [node.parent for node in nodes[:4]] == [None, *keys[:3]]
     assert [node.depth for node in nodes] == [0, 1, 2, 3, None]
     assert {*nodes[0].holders} == {(Holder("a"), Tier.DEVICE), (Holder("b"), Tier.HOST)}
     assert nodes[3].holders == ((Holder("a"), Tier.DEVICE),)
-    assert [node.hash for node in index.tree(limit=2)] == keys[:2]
-    assert index.tree(limit=0) == []
+    assert [node.hash for node in index.tree(limit=2).nodes] == keys[:2]
+    assert index.tree(limit=0).nodes == []
 
 
 def test_an_orphan_gets_its_depth_when_its_chain_is_stored() -> None:
@@ -272,9 +276,9 @@ def test_an_orphan_gets_its_depth_when_its_chain_is_stored() -> None:
     index.register(Holder("a"))
     hashes = chain(1, 4)
     index.store(Holder("a"), Tier.DEVICE, NAMESPACE, hashes[2:], parent=int(hashes[1]))
-    assert {node.depth for node in index.tree()} == {None}
+    assert {node.depth for node in index.tree().nodes} == {None}
     index.store(Holder("a"), Tier.DEVICE, NAMESPACE, hashes)
-    assert [node.depth for node in index.tree()] == [0, 1, 2, 3]
+    assert [node.depth for node in index.tree().nodes] == [0, 1, 2, 3]
 
 
 def test_linked_blocks_are_found_by_engine_key_until_they_are_gone() -> None:

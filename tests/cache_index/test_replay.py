@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_index.replay import CONFIRM_AFTER_S, MAX_WAITING, REPLAY_TIMEOUT_S, Sequencer
+from cache_index.replay import CONFIRM_AFTER_S, MAX_WAITING, REPLAY_TIMEOUT_S, Position, Sequencer
 
 
 class Subject:
@@ -240,7 +240,9 @@ def test_what_waits_is_bounded() -> None:
 
 @given(
     steps=st.lists(
-        st.sampled_from(["publish", "publish", "lose", "restart", "reconnect", "answer", "timeout", "trim"]),
+        st.sampled_from(
+            ["publish", "publish", "lose", "restart", "reconnect", "answer", "timeout", "trim", "resume"]
+        ),
         max_size=60,
     )
 )
@@ -268,6 +270,10 @@ def test_never_out_of_order_and_never_silently_incomplete(steps: list[str]) -> N
             subject.asked.clear()
             now_s += 2 * REPLAY_TIMEOUT_S
             subject.sequencer.tick(now_s)
+        elif step == "resume":  # in another process, which connects at once
+            position = subject.sequencer.position
+            subject = Subject() if position is None else resumed(subject, position, now_s + 30.0)
+            subject.sequencer.connected(now_s)
         else:
             kept = len(engine)
     subject.answer(engine, kept)
@@ -281,3 +287,114 @@ def test_never_out_of_order_and_never_silently_incomplete(steps: list[str]) -> N
     if subject.sequencer.state == "warm":
         assert subject.applied == engine
     assert not subject.sequencer.replaying
+
+
+def resumed(subject: Subject, position: Position, by_s: float = 30.0) -> Subject:
+    """A later process, whose index has what the earlier one had applied."""
+    later = Subject(replayable=subject.replayable)
+    later.applied += subject.applied
+    later.sequencer.resume(position, by_s)
+    return later
+
+
+def stopped(engine: list[bytes], *, first_kept: int = 0) -> tuple[Subject, Position]:
+    subject = Subject()
+    subject.sequencer.connected(0.0)
+    subject.answer(engine, first_kept)
+    position = subject.sequencer.position
+    assert position is not None
+    return subject, position
+
+
+def test_a_later_process_continues_where_the_earlier_one_stopped() -> None:
+    engine = batches("a", 9)
+    later = resumed(*stopped(engine[:4]))
+    assert later.sequencer.state == "connecting"
+    later.sequencer.connected(1.0)
+    assert (later.asked, later.sequencer.state) == ([3], "connecting")
+    later.sequencer.live(8, engine[8], 1.0)
+    later.answer(engine)
+    assert (later.applied, later.clears, later.sequencer.state) == (engine, 0, "warm")
+
+
+def test_with_nothing_new_it_is_warm_and_can_be_resumed_again() -> None:
+    engine = batches("a", 4)
+    later = resumed(*stopped(engine))
+    assert later.sequencer.position == Position(3, later.sequencer.position.last_digest, True)  # type: ignore[union-attr]
+    later.sequencer.connected(1.0)
+    later.answer(engine)
+    assert (later.applied, later.clears, later.sequencer.state) == (engine, 0, "warm")
+    again = resumed(later, later.sequencer.position)  # type: ignore[arg-type]
+    again.sequencer.connected(2.0)
+    again.answer(engine)
+    assert (again.applied, again.clears) == (engine, 0)
+
+
+@pytest.mark.parametrize("published", [0, 2, 4, 9])
+def test_a_restarted_engine_is_noticed_after_a_resume(published: int) -> None:
+    later = resumed(*stopped(batches("a", 4)))
+    new = batches("b", published)
+    later.sequencer.connected(1.0)
+    later.answer(new)
+    assert (later.applied, later.clears, later.sequencer.state) == (new, 1, "warm")
+
+
+def test_an_engine_that_no_longer_has_the_last_batch_is_read_from_where_it_begins() -> None:
+    engine = batches("a", 9)
+    later = resumed(*stopped(engine[:4]))
+    later.sequencer.connected(1.0)
+    later.answer(engine, first_kept=6)
+    assert (later.applied, later.clears, later.sequencer.state) == (engine[6:], 1, "cold")
+
+
+def test_an_incomplete_stream_stays_incomplete() -> None:
+    engine = batches("a", 9)
+    later = resumed(*stopped(engine[:6], first_kept=3))
+    later.sequencer.connected(1.0)
+    later.answer(engine)
+    assert (later.applied, later.clears, later.sequencer.state) == (engine[3:], 0, "cold")
+
+
+def test_an_engine_that_does_not_come_in_time_is_forgotten() -> None:
+    engine = batches("a", 4)
+    later = resumed(*stopped(engine), by_s=30.0)
+    assert later.sequencer.deadline_s == 30.0
+    later.sequencer.tick(29.9)
+    assert later.applied == engine
+    later.sequencer.tick(30.0)
+    assert (later.applied, later.sequencer.position, later.sequencer.deadline_s) == ([], None, None)
+    later.sequencer.connected(40.0)
+    later.answer(engine)
+    assert (later.applied, later.sequencer.state) == (engine, "warm")
+
+
+def test_an_engine_that_does_not_answer_after_a_resume_is_forgotten() -> None:
+    later = resumed(*stopped(batches("a", 4)))
+    later.sequencer.connected(1.0)
+    later.sequencer.tick(1.0 + REPLAY_TIMEOUT_S)
+    assert (later.applied, later.sequencer.state) == ([], "cold")
+
+
+def test_there_is_no_position_without_content() -> None:
+    subject = Subject()
+    assert subject.sequencer.position is None
+    subject.sequencer.connected(0.0)
+    subject.answer(batches("a", 3))
+    subject.sequencer.doubt()
+    assert subject.sequencer.position is None
+    subject.sequencer.live(3, b"a3", 0.0)
+    position = subject.sequencer.position
+    assert position is not None
+    assert (position.last_sequence, position.complete) == (3, False)
+
+
+def test_a_stream_is_complete_from_the_moment_its_engine_tells_that_it_is_empty() -> None:
+    subject = Subject()
+    subject.sequencer.connected(0.0)
+    subject.answer(batches("a", 9), first_kept=3)
+    assert subject.sequencer.state == "cold"
+    subject.sequencer.emptied()
+    assert subject.sequencer.state == "warm"
+    subject.sequencer.live(12, b"a12", 0.0)
+    subject.answer(batches("a", 13), first_kept=12)
+    assert subject.sequencer.state == "cold"

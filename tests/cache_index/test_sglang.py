@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +11,9 @@ import numpy as np
 import pytest
 import xxhash
 import zmq
+from plain_publisher import PlainPublisher
+from recordings import frames_of, recorded_lines
+from waiting import wait_for
 
 from cache_index import (
     CacheIndex,
@@ -30,7 +30,6 @@ from cache_index import (
 from cache_index.hashing import fold_extra_keys
 from cache_index.sglang_load import LoadStat, SglangLoadFeeds, decode_load
 
-RECORDED = Path(__file__).parents[2].parent / "shared" / "fixtures" / "sglang_kv_events.jsonl"
 HOLDER = Holder("sglang")
 PAGE = 16
 NAMESPACE = Namespace("tiny", PAGE)
@@ -39,21 +38,8 @@ STREAMS = ["SG_page16", "SG_salt", "SG_hicache", "SG_hicache2"]
 
 
 def recorded(label: str) -> list[tuple[list[bytes], Any]]:
-    if not RECORDED.exists():
-        pytest.skip("no recorded frames")
-    records = map(json.loads, RECORDED.read_text().splitlines())
-    return [
-        ([bytes.fromhex(frame) for frame in record["frames_hex"]], record["decoded"])
-        for record in records
-        if record["label"] == label
-    ]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline_s, "did not happen in time"
-        time.sleep(0.005)
+    records = recorded_lines("sglang_kv_events.jsonl")
+    return [(frames_of(record), record["decoded"]) for record in records if record["label"] == label]
 
 
 class Model:
@@ -203,32 +189,13 @@ def test_later_fields_are_ignored_and_no_capacity_is_no_usage() -> None:
     assert (stat.rank, stat.prefill_busy_us, stat.kv_usage) == (1, 10, 0.0)
 
 
-class LoadPublisher:
-    def __init__(self, endpoint: str = "tcp://127.0.0.1:*") -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUB)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        wait_for(lambda: self._bound(endpoint))
-        self.endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode()
-        self._sequence = 0
-
-    def _bound(self, endpoint: str) -> bool:
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError:
-            return False
-        return True
+class LoadPublisher(PlainPublisher):
+    _sequence = 0
 
     def publish(self, running: int, rank: int = 0) -> None:
         payload = msgspec.msgpack.encode(["LoadStat", running, 0, 0, 100, rank, 0, 0, 8, 0, 0])
-        self.send(b"load", self._sequence.to_bytes(8, "big"), payload)
+        self.send_frames(b"load", self._sequence.to_bytes(8, "big"), payload)
         self._sequence += 1
-
-    def send(self, *frames: bytes) -> None:
-        self._socket.send_multipart(list(frames))
-
-    def close(self) -> None:
-        self._context.destroy(0)
 
 
 @pytest.fixture
@@ -279,10 +246,10 @@ def test_bad_messages_and_faults_stop_no_feed(loads: Loads, publishers: list[Loa
     holder, publisher = Holder("a"), publishers[0]
     loads.feeds.follow(holder, publisher.endpoint)
     wait_for(lambda: [publisher.publish(1), loads.running(holder)][1] == 1)
-    publisher.send(b"load")
-    publisher.send(b"load", b"short", b"payload")
-    publisher.send(b"load", b"12345678", b"\xc1")
-    publisher.send(b"other", b"12345678", b"\xc1")
+    publisher.send_frames(b"load")
+    publisher.send_frames(b"load", b"short", b"payload")
+    publisher.send_frames(b"load", b"12345678", b"\xc1")
+    publisher.send_frames(b"other", b"12345678", b"\xc1")
     publisher.publish(13)
     publisher.publish(2)
     wait_for(lambda: loads.running(holder) == 2)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from index_oracle import NAMESPACE, OTHER, Both, chain
 
-from cache_index import CacheIndex, Holder, Tier
+from cache_index import CacheIndex, Holder, StreamConfig, StreamPosition, Tier, snapshot
+from cache_index.replay import Position
 from cache_index.snapshot import MAGIC, SnapshotError, load, save
+from cache_index.streams import EngineTraits
 
 
 def full_index() -> CacheIndex:
@@ -49,7 +54,7 @@ def same(first: CacheIndex, second: CacheIndex) -> None:
 def test_everything_comes_back(tmp_path: Path) -> None:
     index = full_index()
     save(index, tmp_path / "index")
-    loaded = load(tmp_path / "index")
+    loaded = load(tmp_path / "index", max_blocks=100_000).index
     same(index, loaded)
     linked = chain(500, 30)
     for each in (index, loaded):  # links and copies
@@ -64,7 +69,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 def test_an_empty_index(tmp_path: Path) -> None:
     save(CacheIndex(), tmp_path / "index")
-    assert load(tmp_path / "index").stats().residencies == 0
+    assert load(tmp_path / "index").index.stats().residencies == 0
 
 
 def test_saving_while_tables_grow(tmp_path: Path) -> None:
@@ -85,7 +90,7 @@ def test_a_snapshot_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Pa
     save(CacheIndex(), path)
     index = full_index()
     save(index, path)
-    same(index, load(path))
+    same(index, load(path, max_blocks=100_000).index)
     assert [each.name for each in tmp_path.iterdir()] == ["index"]
     with pytest.raises(FileNotFoundError):
         save(index, tmp_path / "nowhere" / "index")
@@ -109,7 +114,7 @@ def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
     assert "truncated" in refused(path, good[:-8])
     assert "too long" in refused(path, good + b"12345678")
     newer = MAGIC + (9).to_bytes(4, "little") + good[12:]
-    assert "version 9, which is newer than 1" in refused(path, newer)
+    assert "version 9, which is newer than 2" in refused(path, newer)
     assert str(path) in refused(path, good[:-1])
     with pytest.raises(SnapshotError, match="cannot read"):
         load(tmp_path / "missing")
@@ -125,3 +130,84 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
         damaged = bytearray(good)
         damaged[position] ^= 1 << (position % 8)
         assert refused(path, bytes(damaged))
+
+
+def test_bounds_are_those_of_the_process_that_loads(tmp_path: Path) -> None:
+    index = full_index()
+    save(index, tmp_path / "index")
+    assert load(tmp_path / "index").index.max_blocks is None
+    assert load(tmp_path / "index", expected_blocks=200_000).index.stats().bytes > index.stats().bytes
+    smaller = load(tmp_path / "index", max_blocks=500).index
+    assert smaller.max_blocks == 500
+    assert smaller.stats().blocks <= 500 < index.stats().blocks
+    assert smaller.stats().dropped_residencies > 0
+
+
+def position(holder: Holder, tiers: frozenset[Tier] | None = None) -> StreamPosition:
+    config = StreamConfig(
+        holder, "model", "tcp://e:1", "tcp://e:2", topic="kv", block_size=16, tenant="t", tiers=tiers
+    )
+    return StreamPosition(config, Position(41, b"digest", True), EngineTraits(2, True, True, 4))
+
+
+def test_positions_of_streams_come_back_with_the_index(tmp_path: Path) -> None:
+    told = [position(Holder("h0")), position(Holder("h3"), frozenset({Tier.HOST, Tier.DISK}))]
+    report = save(full_index(), tmp_path / "index", lambda: nullcontext(told))
+    assert report.positions == load(tmp_path / "index").positions == tuple(told)
+    assert report.file_bytes == (tmp_path / "index").stat().st_size
+
+
+def test_what_no_stream_continues_is_forgotten(tmp_path: Path) -> None:
+    index = full_index()
+    told = [position(Holder("h0")), position(Holder("h3"), frozenset({Tier.HOST, Tier.POD}))]
+    save(index, tmp_path / "index", lambda: nullcontext(told))
+    loaded = load(tmp_path / "index")
+    loaded.keep_streams()
+    held = loaded.index.stats().residencies_by_holder
+    before = index.stats().residencies_by_holder
+    assert held[Holder("h0")] == before[Holder("h0")]
+    assert held[Holder("h3")] == {Tier.POD: before[Holder("h3")][Tier.POD]}
+    assert set(held) == {Holder("h0"), Holder("h3")}
+    assert loaded.index.holder_id(Holder("h1", 1)) is None
+
+
+def test_an_index_that_changes_and_grows_is_saved_whole(tmp_path: Path) -> None:
+    """Chains are stored whole under the lock that pauses them, so a snapshot has whole chains."""
+    index, lock, stop = CacheIndex(), threading.Lock(), threading.Event()
+    holder = Holder("a")
+    index.register(holder)
+    stored = 0
+
+    @contextmanager
+    def paused() -> Iterator[list[StreamPosition]]:
+        with lock:
+            yield [StreamPosition(position(holder).config, Position(stored, b"", True))]
+
+    def store() -> None:
+        nonlocal stored
+        while not stop.is_set():
+            with lock:
+                for part in np.split(chain(stored, 60), 3):
+                    index.store(holder, Tier.DEVICE, NAMESPACE, part)
+                stored += 1
+
+    thread = threading.Thread(target=store)
+    thread.start()
+    try:
+        for _ in range(10):
+            save(index, tmp_path / "index", paused)
+            loaded = load(tmp_path / "index")
+            chains = loaded.positions[0].position.last_sequence
+            assert loaded.index.stats().residencies == 60 * chains
+            assert chains == 0 or loaded.index.match(NAMESPACE, chain(chains - 1, 60))[0, 0] == 60
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_entries_of_another_size_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index"
+    save(full_index(), path)
+    monkeypatch.setitem(snapshot.ENTRY_BYTES, "NODES", 32)
+    with pytest.raises(SnapshotError, match="another size"):
+        load(path)

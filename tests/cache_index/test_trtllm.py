@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
+from waiting import wait_for
 
 from cache_index import (
     CacheIndex,
@@ -242,13 +242,6 @@ def test_malformed_data_names_its_field(data: object, field: str) -> None:
 # --- over HTTP -----------------------------------------------------------------------------------------
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline_s, "did not happen in time"
-        time.sleep(0.005)
-
-
 class Server:
     """A server that gives each event once, on a thread of its own."""
 
@@ -386,16 +379,42 @@ def test_bad_answers_are_counted_and_the_stream_goes_on(setup: Setup) -> None:
     assert setup.stats().state == "warm"
 
 
-def test_resync_forgets_and_is_cold(setup: Setup) -> None:
+def test_what_somebody_cleared_is_restored_by_a_resync(setup: Setup) -> None:
+    """An engine that failed a health check is cleared; its server repeats nothing when it is back."""
+    server = setup.server()
+    on_host = block(13, TOKENS[8:12], cache_level=1)
+    server.events = [created(), stored(1, None, block(11, TOKENS[:4]), block(12, TOKENS[4:8]), on_host)]
+    setup.source.add_stream(server.config())
+    wait_for(lambda: len(setup.index.residencies(HOLDER)) == 3)
+    before = setup.index.residencies(HOLDER)
+    setup.index.clear(HOLDER)
+    setup.source.resync(HOLDER)
+    assert setup.index.residencies(HOLDER) == before
+    setup.source.resync(HOLDER)  # nothing is there twice
+    server.events = [removed(2, 12)]
+    wait_for(lambda: prefix(setup.index, TOKENS) == 1)
+    assert setup.stats().state == "warm"
+
+
+def test_one_server_may_be_followed_for_several_tenants(setup: Setup) -> None:
     server = setup.server()
     server.events = [created(), stored(1, None, block(11, TOKENS[:4]))]
+    holders = [HOLDER, Holder("acme|trt")]
+    for holder in holders:
+        setup.source.add_stream(server.config(holder))
+    server.events += [stored(2, 11, block(12, TOKENS[4:8]))]
+    wait_for(lambda: all(setup.stats(holder).last_seq == 2 for holder in holders))
+    setup.source.remove_stream(holders[0])
+    server.events = [stored(3, 12, block(13, TOKENS[8:12]))]
+    wait_for(lambda: setup.stats(holders[1]).last_seq == 3)
+
+
+def test_a_block_size_that_cannot_be_is_noticed(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    server = setup.server()
+    server.events = [created(), *(stored(i, None, block(10 + i, [7] * 8)) for i in (1, 2))]
     setup.source.add_stream(server.config())
-    wait_for(lambda: prefix(setup.index, TOKENS) == 1)
-    setup.source.resync(HOLDER)
-    assert prefix(setup.index, TOKENS) == 0
-    server.events = [stored(2, None, block(12, [8] * 4))]
-    wait_for(lambda: prefix(setup.index, [8] * 4) == 1)
-    assert (setup.stats().state, setup.stats().gaps) == ("cold", 0)
+    wait_for(lambda: setup.stats().last_seq == 2)
+    assert capsys.readouterr().out.count("set block_size") == 1
 
 
 def test_an_unregistered_holder_does_not_stop_the_thread(setup: Setup) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from wire_twins import HOLDER, Stream, as_array, batch, check_same, removed, stored
 
 from cache_index import (
     CacheIndex,
     Holder,
     IngestCounters,
     KernelError,
-    MalformedEventError,
     Namespace,
     StreamIngest,
     Tier,
@@ -35,69 +35,8 @@ from cache_index import (
     wire,
     wire_kernels,
 )
-from cache_index.kernel_cache import cache_directory
 
 FIXTURES = Path(__file__).parents[2].parent / "shared" / "fixtures"
-HOLDER = Holder("engine")
-STORED_ORDER = [
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-]
-REMOVED_ORDER = ["block_hashes", "medium"]
-
-
-class Stream:
-    """An index of its own, fed in one of the two ways."""
-
-    def __init__(self, *, compiled: bool, block_size: int | None = None) -> None:
-        self.index = CacheIndex()
-        self.index.register(HOLDER)
-        self.ingest = StreamIngest(self.index, HOLDER, "tiny", block_size=block_size)
-        self.errors: list[tuple[str, str]] = []
-        self._compiled = compiled
-
-    def apply(self, payloads: Sequence[bytes]) -> None:
-        errors: list[MalformedEventError] = []
-        if self._compiled:
-            errors = self.ingest.apply_payloads(payloads)
-        else:
-            for payload in payloads:
-                try:
-                    self.ingest.apply(decode_batch(payload))
-                except MalformedEventError as error:
-                    errors.append(error)
-        self.errors += [(error.field, error.reason) for error in errors]
-
-    def state(self) -> dict[str, Any]:
-        """Everything that can be seen of it, the copies of each residency included."""
-        while self.index.reclaim():  # what was cleared is still counted until then
-            pass
-        stats = self.index.stats()
-        return {
-            "residencies": self.index.residencies(HOLDER),
-            "blocks": stats.residencies_by_holder,
-            "copies": self.index._arrays.used(kernels.COPIES),
-            "nodes": sorted((node.hash, node.parent or 0, node.depth or 0) for node in self.index.tree()),
-            "counters": self.ingest.counters,
-            "errors": self.errors,
-        }
-
-
-def check_same(payloads: Sequence[bytes], group: int = 1, block_size: int | None = None) -> Stream:
-    """Both ways, with a look after every group; returns the compiled one."""
-    compiled = Stream(compiled=True, block_size=block_size)
-    readable = Stream(compiled=False, block_size=block_size)
-    for start in range(0, len(payloads), group):
-        compiled.apply(payloads[start : start + group])
-        readable.apply(payloads[start : start + group])
-        assert compiled.state() == readable.state()
-    return compiled
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -132,34 +71,6 @@ def recorded(name: str) -> dict[str, list[bytes]]:
         record = json.loads(line)
         streams.setdefault(record["label"], []).append(bytes.fromhex(record["frames_hex"][-1]))
     return streams
-
-
-def batch(*events: Any, rank: int | None = 0) -> bytes:
-    return msgspec.msgpack.encode([1.5, list(events), rank])
-
-
-def stored(hashes: Sequence[Any], tokens: Sequence[int], parent: Any = None, **more: Any) -> dict[str, Any]:
-    return {
-        "type": "BlockStored",
-        "block_hashes": list(hashes),
-        "parent_block_hash": parent,
-        "token_ids": list(tokens),
-        "block_size": len(tokens) // len(hashes),
-        **more,
-    }
-
-
-def removed(*hashes: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "BlockRemoved", "block_hashes": list(hashes), **more}
-
-
-def as_array(event: dict[str, Any]) -> list[Any]:
-    """The older encoding, in which trailing fields may be left out."""
-    order = {"BlockStored": STORED_ORDER, "BlockRemoved": REMOVED_ORDER, "AllBlocksCleared": ["medium"]}
-    values = [event.get(field) for field in order[event["type"]]]
-    while values and values[-1] is None:
-        values.pop()
-    return [event["type"], *values]
 
 
 # --- recorded streams --------------------------------------------------------------------------------
@@ -215,6 +126,15 @@ KNOWN = batch(stored([900], [9, 9, 9, 9]))  # makes the namespace known to the c
         stored([7], [0, 127, 128, 2**32 - 1]),
         stored([7], [255, 256, 65535, 65536], medium="cpu"),
         stored([7], range(4), medium="CPU_PINNED", lora_id=None, group_idx=3, extra_keys=[None]),
+        stored([7], range(4), group_idx=1, kv_cache_spec_kind="mla_attention"),
+        stored([7], range(4), group_idx=70_000, kv_cache_spec_kind="a kind of the future, with a long name"),
+        stored([7], range(4), group_idx=0, kv_cache_spec_kind="sliding_window"),
+        stored([7], range(5), group_idx=None, kv_cache_spec_kind="mamba", block_size=2),
+        as_array(stored([7], range(4), group_idx=0, kv_cache_spec_kind="chunked_local_attention")),
+        removed(900, group_idx=0),
+        removed(900, group_idx=1),
+        as_array(removed(900, group_idx=2)),
+        removed(900, medium="GPU", group_idx=0, kv_cache_spec_kind="sliding_window_mla"),
         stored([7], range(4), medium="Disk", session_id="abc", numbers=[1, -1, 1.5, [[]], True, b"x"]),
         stored([7, 8], range(8), extra_keys=[["salt"], None]),
         stored([7, 8], range(8), extra_keys=[["a longer salt", "", "another"], ["s"]]),
@@ -262,6 +182,12 @@ def test_usual_forms_are_read_compiled(event: Any, left_over: list[bytes]) -> No
         stored([7], range(4), medium="a name much too long for a medium"),
         stored([7], range(4), cache_salt=5),
         stored([7], range(4), unheard={"a": 1}),
+        stored([7], range(4), group_idx=-1),
+        stored([7], range(4), group_idx="first"),
+        stored([7], range(4), group_idx=2**32, kv_cache_spec_kind="full_attention"),
+        stored([7], range(4), group_idx=0, kv_cache_spec_kind=1),
+        stored([7], range(4), group_idx="first", kv_cache_spec_kind="mamba"),
+        removed(900, group_idx=1.5),
         stored([7], [1, 2, 3, -4]),
         stored([7], [1, 2, 3, 2**32]),
         stored([7], [1, 2, 3, 1.5]),
@@ -442,12 +368,6 @@ def test_readers_and_writers_at_once() -> None:
     assert index.stats().residencies == 0
 
 
-def test_kernels_are_kept_apart_by_all_their_source() -> None:
-    sources = (Path(kernels.__file__), Path(wire_kernels.__file__))
-    assert cache_directory(*sources) == wire_kernels.CACHE_DIRECTORY
-    assert wire_kernels.CACHE_DIRECTORY != cache_directory(sources[0]) != cache_directory(sources[1])
-
-
 @pytest.mark.parametrize("name", ["read_payloads", "run_program"])
 def test_a_wrong_kernel_is_a_clear_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_kernels, name, lambda *_: 1)
@@ -467,6 +387,8 @@ def test_many_namespaces() -> None:
 HASHES = [1, 2, 3, 2**63 + 7, 2**64 - 1, -1, -(2**62), b"d" * 32, b"e" * 16, bytes(range(8)), 200, 70_000]
 MEDIA = ["GPU", "gpu", "cpu", "CPU_PINNED", "CPU_TIER1", "DISK", "EXTERNAL", None, None, None]
 SALTS = ["", "a", "tenant", "longer than eight"]
+GROUPS = [None, None, 0, 0, 1, 2]
+KINDS = [None, "full_attention", "full_attention", "mla_attention", "sliding_window", "mamba", "unheard_of"]
 
 hashes = st.sampled_from(HASHES)
 tokens = st.sampled_from([0, 5, 127, 128, 255, 256, 65_535, 65_536, 150_000, 2**32 - 1])
@@ -503,13 +425,22 @@ def stored_events(draw: st.DrawFn) -> dict[str, Any]:
         event["extra_keys"] = draw(st.none() | st.lists(keys, min_size=len(names), max_size=len(names)))
     if draw(st.booleans()):
         event["cache_salt"] = draw(st.sampled_from(SALTS))
+    if draw(st.booleans()):
+        event["group_idx"] = draw(st.sampled_from(GROUPS))
+        event["kv_cache_spec_kind"] = draw(st.sampled_from(KINDS))
     return event
 
 
 removed_events = st.builds(
-    lambda names, medium: {"type": "BlockRemoved", "block_hashes": names, "medium": medium},
+    lambda names, medium, group: {
+        "type": "BlockRemoved",
+        "block_hashes": names,
+        "medium": medium,
+        "group_idx": group,
+    },
     st.lists(hashes, max_size=4),
     st.sampled_from(MEDIA),
+    st.sampled_from(GROUPS),
 )
 cleared_events = st.builds(
     lambda medium: {"type": "AllBlocksCleared", "medium": medium}, st.sampled_from(MEDIA)

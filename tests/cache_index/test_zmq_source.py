@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import zmq
+from waiting import wait_for
 
 from cache_index import (
     CacheIndex,
@@ -21,15 +25,18 @@ from cache_index import (
     StreamConfig,
     StreamIngest,
     StreamStats,
+    Tier,
     VllmEventSource,
+    load,
     replay,
+    save,
     sequence_hashes,
     zmq_source,
 )
+from cache_index.hashing import Hashes
 
 HOLDER = Holder("engine", 0)
 NAMESPACE = Namespace("tiny", 4)
-DEADLINE_S = 20.0
 
 
 class Engine:
@@ -114,18 +121,15 @@ def stored(engine_hash: int, token: int, parent: int | None = None) -> dict[str,
     }
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "did not happen in time"
-        time.sleep(0.005)
+def hashes_of(*tokens: int) -> Hashes:
+    return sequence_hashes(np.repeat(np.array(tokens, np.uint32), 4), 4)
 
 
 class Setup:
     """An index fed by a source."""
 
-    def __init__(self) -> None:
-        self.index = CacheIndex()
+    def __init__(self, index: CacheIndex | None = None) -> None:
+        self.index = CacheIndex() if index is None else index
         self.source = VllmEventSource(self.index)
         self.source.start()
 
@@ -136,8 +140,7 @@ class Setup:
         """Matched prefix of a prompt that repeats each token for a block."""
         row = self.index.holder_id(holder)
         assert row is not None
-        hashes = sequence_hashes(np.repeat(np.array(tokens, np.uint32), 4), 4)
-        return int(self.index.match(NAMESPACE, hashes)[row, 0])
+        return int(self.index.match(NAMESPACE, hashes_of(*tokens))[row, 0])
 
     def follow(self, engine: Engine, holder: Holder = HOLDER, **options: Any) -> None:
         self.source.add_stream(engine.config(holder, **options))
@@ -440,3 +443,245 @@ def test_streams_may_be_added_before_the_start_and_close_is_idempotent(engines: 
     source.close()
     never_started = VllmEventSource(index)
     never_started.close()
+
+
+def stop(setup: Setup, path: Path) -> None:
+    """What a process does at its end."""
+    setup.source.close()
+    save(setup.index, path, setup.source.paused)
+
+
+def start_again(path: Path) -> Setup:
+    """What a later process does at its start."""
+    loaded = load(path)
+    made = Setup(loaded.index)
+    made.source.resume(loaded.positions)
+    return made
+
+
+@pytest.fixture
+def restarted(setup: Setup, tmp_path: Path) -> Iterator[Callable[[], Setup]]:
+    made: list[Setup] = []
+
+    def restart() -> Setup:
+        stop(made[-1] if made else setup, tmp_path / "index")
+        made.append(start_again(tmp_path / "index"))
+        return made[-1]
+
+    yield restart
+    for each in made:
+        each.source.close()
+
+
+Restart = Callable[[], Setup]
+
+
+def test_a_later_process_goes_on_exactly_where_the_earlier_stopped(
+    setup: Setup, engines: Make, restarted: Restart
+) -> None:
+    engine = engines()
+    engine.publish(stored(100, 0))
+    engine.publish(stored(100, 0))  # a second copy
+    engine.publish(stored(101, 1, 100))
+    setup.follow(engine)
+    later = restarted()
+    engine.publish(stored(102, 2, 101))
+    later.follow(engine)
+    assert later.blocks(0, 1, 2) == 3
+    assert (later.stats().state, later.stats().batches, later.stats().last_seq) == ("warm", 1, 3)
+    assert engine.requests == [0, 2]
+    engine.publish({"type": "BlockRemoved", "block_hashes": [100], "medium": "GPU"})
+    engine.publish(stored(103, 3, 102))
+    wait_for(lambda: later.blocks(0, 1, 2, 3) == 4)
+    engine.publish({"type": "BlockRemoved", "block_hashes": [100], "medium": "GPU"})
+    wait_for(lambda: later.blocks(0) == 0)
+    again = restarted()
+    again.follow(engine)
+    assert again.blocks(0) == 0
+    engine.publish(stored(100, 0))
+    wait_for(lambda: again.blocks(0, 1, 2, 3) == 4)
+    assert again.stats().unresolved_blocks == 0
+
+
+@pytest.mark.parametrize("published", [0, 1, 2, 5])
+def test_an_engine_that_restarted_meanwhile_has_only_its_new_content(
+    setup: Setup, engines: Make, restarted: Restart, published: int
+) -> None:
+    old = engines()
+    old.publish(stored(100, 0))
+    old.publish(stored(101, 1, 100))
+    setup.follow(old)
+    later = restarted()
+    assert later.blocks(0, 1) == 2
+    old.close()
+    new = engines(like=old)
+    for number in range(published):
+        new.publish(stored(200 + number, 50 + number, 199 + number if number else None))
+    later.follow(new)
+    assert later.blocks(0) == 0
+    assert later.blocks(*range(50, 50 + published or 51)) == published
+    wait_for(lambda: later.stats().state == "warm")
+
+
+def test_an_engine_that_cannot_replay_begins_empty(setup: Setup, engines: Make, restarted: Restart) -> None:
+    engine = engines(replayable=False)
+    setup.follow(engine)
+    wait_for(lambda: [engine.publish(stored(1, 1)), setup.blocks(1)][1] == 1)
+    later = restarted()
+    with later.source.paused() as positions:
+        assert positions == []
+    later.follow(engine)
+    assert later.stats().state == "cold"
+
+
+def test_a_stream_that_means_something_else_begins_anew(
+    setup: Setup, engines: Make, restarted: Restart
+) -> None:
+    engine = engines()
+    engine.publish(stored(1, 1))
+    setup.follow(engine)
+    later = restarted()
+    later.follow(engine, tenant="other")
+    assert later.blocks(1) == 0
+    assert later.stats().state == "warm"
+    assert engine.requests == [0, 0]
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["never added", "added without its engine"])
+def test_what_no_engine_confirms_in_time_is_forgotten(
+    setup: Setup, engines: Make, restarted: Restart, monkeypatch: pytest.MonkeyPatch, added: bool
+) -> None:
+    monkeypatch.setattr(zmq_source, "RESUME_WITHIN_S", 0.3)
+    engine = engines()
+    engine.publish(stored(1, 1))
+    setup.follow(engine)
+    config = engine.config()
+    engine.close()
+    later = restarted()
+    assert later.blocks(1) == 1
+    with later.source.paused() as positions:
+        assert [each.config for each in positions] == [config]
+    if added:
+        later.source.add_stream(config)
+    wait_for(lambda: later.blocks(1) == 0)
+    with later.source.paused() as positions:
+        assert positions == []
+
+
+@pytest.mark.parametrize("forget", ["remove_stream", "resync"])
+def test_what_is_forgotten_is_not_resumed(
+    setup: Setup, engines: Make, restarted: Restart, forget: str
+) -> None:
+    engine = engines()
+    engine.publish(stored(1, 1))
+    setup.follow(engine)
+    later = restarted()
+    getattr(later.source, forget)(HOLDER)
+    assert later.blocks(1) == 0
+    later.follow(engine)
+    assert engine.requests == [0, 0]
+    assert later.blocks(1) == 1
+
+
+def test_a_cold_stream_is_warm_again_when_its_engine_has_cleared_its_cache(
+    setup: Setup, engines: Make
+) -> None:
+    engine = engines()
+    engine.publish(stored(1, 1))
+    engine.publish(stored(2, 2))
+    engine.first_kept = 1
+    setup.follow(engine)
+    assert (setup.stats().state, setup.blocks(2)) == ("cold", 1)
+    engine.publish({"type": "AllBlocksCleared"}, stored(3, 3))
+    wait_for(lambda: setup.blocks(3) == 1)
+    assert setup.blocks(2) == 0
+    wait_for(lambda: setup.stats().state == "warm")
+
+
+def test_a_bad_endpoint_stays_without_effect_when_it_is_asked_again(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    engine.publish(stored(1, 1))
+    replay_endpoint = engine.config().replay_endpoint
+    setup.source.add_stream(StreamConfig(Holder("bad"), "tiny", "nonsense", replay_endpoint))
+    setup.source.resync(Holder("bad"))
+    setup.follow(engine)
+    assert engine.requests == [0]
+    assert setup.stats(Holder("bad")).state == "connecting"
+
+
+def test_a_bad_replay_endpoint_makes_a_stream_cold(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    setup.source.add_stream(dataclasses.replace(engine.config(), replay_endpoint="nonsense"))
+    wait_for(lambda: setup.stats().state == "cold")
+    wait_for(lambda: [engine.publish(stored(1, 1)), setup.blocks(1)][1] == 1)
+
+
+def test_one_stream_remains_of_many_that_are_added_at_once(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    engine.publish(stored(1, 1))
+    threads = [threading.Thread(target=setup.source.add_stream, args=(engine.config(),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_for(lambda: setup.stats().state == "warm")
+    engine.publish({"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}, stored(2, 2))
+    wait_for(lambda: setup.blocks(2) == 1)
+    assert setup.blocks(1) == 0, "it was stored once"
+    assert len(setup.source.stream_stats()) == 1
+
+
+def test_a_holder_that_comes_back_without_its_stream_is_cold(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    engine.publish(stored(1, 1))
+    setup.follow(engine)
+    setup.index.unregister(HOLDER)
+    engine.publish(stored(2, 2))
+    wait_for(lambda: setup.stats().state == "cold")
+
+
+def test_after_the_end_nothing_is_followed(setup: Setup, engines: Make) -> None:
+    engine = engines()
+    setup.source.close()
+    setup.source.add_stream(engine.config())
+    setup.source.remove_stream(HOLDER)
+    assert setup.source.stream_stats() == []
+
+
+def test_a_snapshot_of_any_moment_leads_to_the_same_index(
+    setup: Setup, engines: Make, tmp_path: Path
+) -> None:
+    """Saved while batches are applied; blocks are stored several times, and removed as often or less."""
+    engine, rng = engines(), np.random.default_rng(3)
+    setup.follow(engine)
+    saved: list[Path] = []
+    copies: Counter[int] = Counter()
+    for number in range(1500):
+        token = int(rng.integers(40))
+        if copies[token] and rng.random() < 0.45:
+            copies[token] -= 1
+            engine.publish({"type": "BlockRemoved", "block_hashes": [token], "medium": "GPU"})
+        elif copies[token] < 3:
+            copies[token] += 1
+            engine.publish(stored(token, token))
+        if number % 250 == 100:
+            saved.append(tmp_path / str(number))
+            save(setup.index, saved[-1], setup.source.paused)
+    last = len(engine.batches) - 1
+    wait_for(lambda: setup.stats().last_seq == last)
+    held = {token for token, count in copies.items() if count}
+    positions = []
+    for path in saved:
+        later = start_again(path)
+        with later.source.paused() as streams:
+            positions += [each.position.last_sequence for each in streams]
+        later.follow(engine)
+        wait_for(lambda later=later: later.stats().last_seq == last)  # type: ignore[misc]
+        assert {token for token in range(40) if later.blocks(token)} == held
+        later.source.close()
+        for token in held:  # as many copies as in the index that saw everything
+            for _ in range(copies[token]):
+                assert later.blocks(token) == 1
+                later.index.remove(HOLDER, Tier.DEVICE, NAMESPACE, hashes_of(token))
+            assert later.blocks(token) == 0
+    assert len(set(positions)) > 1

@@ -3,8 +3,8 @@
 import numpy as np
 
 from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
+from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
-from conductor.costs import LLAMA_8B_H100
 from conductor.placement import PlacementRequest, Role
 from conductor.policies import make_policy
 from conductor.scheduler import Objectives, Scheduler, SuspensionPolicy
@@ -49,11 +49,10 @@ def facts(*names: str, publishes_events: bool = True) -> EngineFacts:
 def request(tokens: int = 1024, *, seed: int = 0, model: str = "llama", **fields: object) -> PlacementRequest:
     ids = np.random.default_rng(seed).integers(0, 32_000, tokens, dtype=np.uint32)
     return PlacementRequest(
-        request_id="r",
         model=model,
         tokens=ids,
         prompt_tokens=tokens,
-        **fields,  # type: ignore[arg-type]
+        **{"request_id": "r", **fields},  # type: ignore[arg-type]
     )
 
 

@@ -84,7 +84,7 @@ class Both:
 
     def save_and_load(self, path: Path) -> None:
         save(self.index, path)
-        self.index = load(path)
+        self.index = load(path).index
 
     def register(self, holder: Holder) -> None:
         self.plain.register(holder, self.index.register(holder))

@@ -6,24 +6,39 @@ import time
 
 import msgspec
 import zmq
+from waiting import wait_for
 
 
 class KvPublisher:
-    """Publishes batches of events and replays them from the beginning; close it at the end."""
+    """Publishes batches of events and replays them from the beginning; close it at the end.
 
-    def __init__(self) -> None:
+    ``like`` another one, which is closed: a restarted engine at its endpoints.
+    """
+
+    def __init__(self, like: "KvPublisher | None" = None) -> None:
         self._context = zmq.Context()
         self._publisher = self._context.socket(zmq.PUB)
         self._router = self._context.socket(zmq.ROUTER)
-        port = self._publisher.bind_to_random_port("tcp://127.0.0.1")
-        replay_port = self._router.bind_to_random_port("tcp://127.0.0.1")
-        self.endpoint = f"tcp://127.0.0.1:{port}"
-        self.replay_endpoint = f"tcp://127.0.0.1:{replay_port}"
+        self.endpoint = self._bound(self._publisher, like.endpoint if like else "tcp://127.0.0.1:*")
+        self.replay_endpoint = self._bound(
+            self._router, like.replay_endpoint if like else "tcp://127.0.0.1:*"
+        )
         self._batches: list[bytes] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._replay, daemon=True)
         self._thread.start()
+
+    def _bound(self, listener: zmq.Socket, endpoint: str) -> str:
+        wait_for(lambda: self._try_bind(listener, endpoint))
+        return listener.getsockopt(zmq.LAST_ENDPOINT).decode()
+
+    def _try_bind(self, listener: zmq.Socket, endpoint: str) -> bool:
+        try:
+            listener.bind(endpoint)
+        except zmq.ZMQError:  # the former owner of the port is still closing
+            return False
+        return True
 
     def stored(
         self,

@@ -1,0 +1,59 @@
+"""Kernels: functions that are compiled ahead of their first use, each for one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+
+from cache_index.kernel_cache import cache_directory, cached_njit
+
+
+class KernelSet:
+    """The kernels whose code stands in ``sources``, and where they are kept between runs.
+
+    ``sources`` must be all files that the kernels' code comes from: see ``kernel_cache``.
+    """
+
+    def __init__(self, *sources: Path) -> None:
+        self.directory = cache_directory(*sources)
+        self._kernels: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def kernel(self, *signature: Any, nogil: bool = True) -> Callable[[Callable[..., Any]], Any]:
+        """A function that Python calls. It has one signature, so that no argument can cause a compilation."""
+
+        def register(function: Callable[..., Any]) -> Any:
+            dispatcher = cached_njit(function, self.directory, nogil=nogil)
+            self._kernels.append((dispatcher, signature))
+            return dispatcher
+
+        return register
+
+    def compile_all(self) -> None:
+        """Compile every kernel, or load it from the cache, and close the set of signatures."""
+        for dispatcher, signature in self._kernels:
+            if not dispatcher.signatures:
+                dispatcher.compile(signature)
+                dispatcher.disable_compile()
+
+
+def entry_point(kernel: Any) -> Callable[..., Any]:
+    """A compiled kernel's machine code, called without a look at the arguments, which halves a call's cost.
+
+    Numbers are converted; arrays must have the signature's type and layout, which nobody checks.
+    """
+    (compiled,) = kernel.overloads.values()
+    entry: Callable[..., Any] = compiled.entry_point
+    return entry
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A function that only kernels call; it is compiled into them."""
+    return njit(forceinline=True, error_model="numpy")(function)
+
+
+def outlined(function: Callable[..., Any]) -> Any:
+    """Like inlined, for what is long or rare: compiled once per kernel, however often it is called."""
+    return njit(error_model="numpy")(function)
