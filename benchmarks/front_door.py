@@ -140,6 +140,7 @@ async def run_front_door(arguments: argparse.Namespace) -> None:
         ModelCard,
         Placement,
         PlacementRequest,
+        PrefixPlan,
         Target,
         Usage,
     )
@@ -157,7 +158,10 @@ async def run_front_door(arguments: argparse.Namespace) -> None:
 
         def place(self, request: PlacementRequest, now_s: float) -> Placement:
             number = next(self.numbers)
-            return Placement(f"p{number}", request.request_id, request.model, engine, engine, 0, 0.01, 0.01)
+            plan = PrefixPlan(tokens=0, segments=(), fetch_s=0.0, prefill_s=0.01)
+            return Placement(
+                f"p{number}", request.request_id, request.model, engine, engine, 0, plan, 0.01, 0.01
+            )
 
         def prefill_finished(self, placement_id: str, now_s: float) -> None: ...
 

@@ -8,10 +8,12 @@ from enum import StrEnum
 from urllib.parse import urlsplit
 
 from cache_index import Holder
-from conductor.costs import InstanceClass
+from conductor.costs import ClusterTables, Floats, InstanceClass, Topology
+from conductor.costs import tables as t
 from conductor.placement import ModelCard, Role, Target
 
 DEFAULT_BLOCK_SIZE = 16
+NO_ROW = -1
 
 
 class Health(StrEnum):
@@ -20,16 +22,21 @@ class Health(StrEnum):
     STARTING = "starting"  # configured, not answered yet
     UP = "up"
     SUSPENDED = "suspended"  # answers its health check but failed requests; a candidate again after a pause
+    DRAINING = "draining"  # finishes what was placed on it and leaves the cluster
     DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model or LoRA adapter that an engine lists; ``parent`` is the base model of an adapter."""
+    """A model or LoRA adapter that an engine lists; ``parent`` is the base model of an adapter.
+
+    ``root`` is the path or repository it was loaded from, under which LMCache stores its KV.
+    """
 
     name: str
     parent: str | None = None
     max_model_len: int | None = None
+    root: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,7 @@ class ReportedLoad:
     waiting: int
     kv_usage: float
     at_s: float
+    preemptions: int | None = None  # since the engine started
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class PendingPrefill:
     """A prefill placed on a rank; ``observed`` when its end will be seen (it streams, or it hands off)."""
 
     predicted_s: float
+    tokens: int  # that it computes
     observed: bool
 
 
@@ -74,27 +83,32 @@ class RankState:
 
     holder: Holder
     target: Target
-    row: int = 0  # in the scheduler's load table, given by the cluster
+    row: int = 0  # in the cluster's tables, given by the cluster
     prefills: dict[str, PendingPrefill] = field(default_factory=dict)  # by placement, in order
+    pending_s: float = 0.0  # predicted, of all prefills
+    pending_tokens: int = 0
     head_since_s: float = 0.0
     decodes: dict[str, int] = field(default_factory=dict)  # placement -> context tokens
     context_tokens: int = 0
+    transfers_in: int = 0
+    transfers_out: int = 0
     placements: int = 0
     reported: ReportedLoad | None = None
 
     def queue_s(self, now_s: float) -> float:
-        """Seconds until a prefill placed now would begin.
+        """Seconds until a prefill placed now would begin; what `costs.kernels` reads from the load table.
 
-        One whose end will be observed is still running when its predicted end has passed; the others are taken
-        to end as predicted, and are forgotten then.
+        One whose end will be observed is still running when its predicted end has passed; another is taken to
+        have ended as predicted, and those behind it to have gone on.
         """
-        self._forget_ended(now_s)
-        end_s = self.head_since_s
-        for pending in self.prefills.values():
-            end_s += pending.predicted_s
-            if pending.observed:
-                end_s = max(end_s, now_s)
-        return max(end_s - now_s, 0.0) if self.prefills else 0.0
+        if not self.prefills:
+            return 0.0
+        head = next(iter(self.prefills.values()))
+        rest_s = self.pending_s - head.predicted_s
+        head_s = self.head_since_s + head.predicted_s - now_s
+        if head_s < 0.0 and not head.observed:
+            return max(rest_s + head_s, 0.0)
+        return max(head_s, 0.0) + max(rest_s, 0.0)  # sums of floats may miss zero by a hair
 
     def _forget_ended(self, now_s: float) -> None:
         """Drop leading prefills that nobody will see the end of and that ended by prediction."""
@@ -103,13 +117,21 @@ class RankState:
             if head.observed or self.head_since_s + head.predicted_s > now_s:
                 return
             self.head_since_s += head.predicted_s
-            del self.prefills[placement_id]
+            self._drop(placement_id)
+
+    def _drop(self, placement_id: str) -> None:
+        dropped = self.prefills.pop(placement_id)
+        # Sums of floats drift: an empty queue is the moment to be exact again.
+        self.pending_s = self.pending_s - dropped.predicted_s if self.prefills else 0.0
+        self.pending_tokens -= dropped.tokens
 
     def add_prefill(self, placement_id: str, pending: PendingPrefill, now_s: float) -> None:
         self._forget_ended(now_s)
         if not self.prefills:
             self.head_since_s = now_s
         self.prefills[placement_id] = pending
+        self.pending_s += pending.predicted_s
+        self.pending_tokens += pending.tokens
 
     def end_prefill(self, placement_id: str, now_s: float) -> float | None:
         """Take a prefill off the queue; returns its service time in seconds where that is known.
@@ -120,7 +142,7 @@ class RankState:
         if placement_id not in self.prefills:
             return None
         was_head = next(iter(self.prefills)) == placement_id
-        del self.prefills[placement_id]
+        self._drop(placement_id)
         if not was_head:
             return None
         service_s, self.head_since_s = now_s - self.head_since_s, now_s
@@ -133,6 +155,23 @@ class RankState:
     def end_decode(self, placement_id: str) -> None:
         self.context_tokens -= self.decodes.pop(placement_id, 0)
 
+    def write(self, load: Floats) -> None:
+        """Write the books into this rank's row of the load table."""
+        head = next(iter(self.prefills.values()), None)
+        load[: t.REPORTED_RUNNING] = (
+            self.head_since_s,
+            head.predicted_s if head is not None else 0.0,
+            head is not None and head.observed,
+            self.pending_s - head.predicted_s if head is not None else 0.0,
+            len(self.prefills),
+            self.pending_tokens,
+            len(self.decodes),
+            self.context_tokens,
+            self.transfers_in,
+            self.transfers_out,
+            self.placements,
+        )
+
 
 @dataclass(slots=True)
 class InstanceState:
@@ -144,12 +183,16 @@ class InstanceState:
     instance_class: InstanceClass
     protocol: str
     ranks: list[RankState]
+    location: str = ""  # site/zone/rack/node, the last parts optional
+    fetches_from_peers: bool = False  # its connector can pull a prefix from another instance
+    streams_layers: bool = False  # its connector overlaps transfers with compute, layer by layer
     health: Health = Health.STARTING
     health_reason: str = "not probed yet"
     facts: EngineFacts | None = None
     block_size_override: int | None = None
     consecutive_failures: int = 0
     suspended_until_s: float = 0.0
+    draining: bool = False
 
     @property
     def block_size(self) -> int | None:
@@ -184,6 +227,9 @@ def make_instance(
     ranks: int = 1,
     block_size: int | None = None,
     api_key: str | None = None,
+    location: str = "",
+    fetches_from_peers: bool = False,
+    streams_layers: bool = False,
 ) -> InstanceState:
     """An instance that has not been probed yet. Raises ValueError when the URL is not http://host:port."""
     parts = urlsplit(url)
@@ -214,29 +260,88 @@ def make_instance(
         protocol=protocol,
         ranks=states,
         block_size_override=block_size,
+        location=location,
+        fetches_from_peers=fetches_from_peers,
+        streams_layers=streams_layers,
     )
 
 
 class Cluster:
-    """All instances by id, in the order they were added.
+    """All instances by id, in the order they were added, and the tables that estimates read.
 
     ``version`` grows whenever the set of candidates may have changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, topology: Topology | None = None) -> None:
         self.version = 0
+        self.topology = topology or Topology()
+        self.tables = ClusterTables()
         self._instances: dict[str, InstanceState] = {}
+        self._free_rows: list[int] = []
         self._rows = 0
 
     def add(self, instance: InstanceState) -> None:
-        """Raises ValueError for an id that is taken."""
+        """Raises ValueError for an id that is taken, or a location that is no path."""
         if instance.instance_id in self._instances:
             raise ValueError(f"instance id {instance.instance_id!r} is used twice; ids must be unique")
+        location = self.topology.location_ids(instance.location, instance.instance_id)
         self._instances[instance.instance_id] = instance
         for rank in instance.ranks:
-            rank.row = self._rows
-            self._rows += 1
+            rank.row = self._free_rows.pop() if self._free_rows else self._rows
+            self._rows = max(self._rows, rank.row + 1)
+            self.tables.make_row(rank.row)
+            facts = self.tables.ranks[rank.row]
+            facts[t.CLASS] = self.tables.class_id(instance.instance_class)
+            facts[t.FETCHES] = instance.fetches_from_peers
+            facts[t.STREAMS_LAYERS] = instance.streams_layers
+            facts[t.LOCATION :] = location
+            self.write(rank)
+        self._write_capacity(instance)
         self.version += 1
+
+    def remove(self, instance_id: str) -> InstanceState:
+        """Take an instance out; its rows are given to others. Raises KeyError when it is unknown."""
+        instance = self._instances.pop(instance_id)
+        for rank in instance.ranks:
+            self._free_rows.append(rank.row)
+            rank.row = NO_ROW  # placements under way still keep its books
+        self.version += 1
+        return instance
+
+    def write(self, rank: RankState) -> None:
+        """To be called after every change of a rank's books."""
+        if rank.row != NO_ROW:
+            rank.write(self.tables.loads[rank.row])
+
+    def check(self, rank: RankState) -> None:
+        """Assert that the load table has what the books say; for tests."""
+        row = self.tables.loads[rank.row]
+        expected = row.copy()
+        rank.write(expected)
+        assert (row == expected).all(), f"the row of {rank.holder} is stale"
+
+    def report(self, rank: RankState, load: ReportedLoad | None) -> None:
+        """Gauges of one rank, polled or pushed; None when they are no longer known."""
+        rank.reported = load
+        row = self.tables.loads[rank.row]
+        row[t.REPORTED_RUNNING :] = (load.running, load.waiting, load.kv_usage) if load is not None else -1.0
+
+    def set_facts(self, instance: InstanceState, facts: EngineFacts) -> None:
+        """What a probe found."""
+        instance.facts = facts
+        self._write_capacity(instance)
+        self.version += 1
+
+    def _write_capacity(self, instance: InstanceState) -> None:
+        blocks = instance.facts.kv_capacity_blocks if instance.facts is not None else None
+        size = instance.block_size
+        for rank in instance.ranks:
+            row = self.tables.ranks[rank.row]
+            row[t.CAPACITY_KNOWN] = blocks is not None and size is not None
+            if blocks is not None and size is not None:
+                row[t.CAPACITY_TOKENS] = blocks * size
+            else:
+                row[t.CAPACITY_TOKENS] = instance.instance_class.kv_capacity_tokens
 
     def set_health(self, instance: InstanceState, health: Health, reason: str) -> None:
         """Every change of an instance's health after it was added."""

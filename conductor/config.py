@@ -20,17 +20,19 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from conductor.costs import CATALOGUE
+from conductor.admission import make_rule
+from conductor.catalogue import INSTANCE_CLASSES
+from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
-from conductor.policies import POLICIES
+from conductor.policies import make_policy
 
 Positive = Annotated[float, Field(gt=0)]
 PortNumber = Annotated[int, Field(ge=0, le=65535)]
 
 
 def _catalogued(name: str) -> str:
-    if name not in CATALOGUE:
-        raise ValueError(f"unknown instance class {name!r}; known: {', '.join(CATALOGUE)}")
+    if name not in INSTANCE_CLASSES:
+        raise ValueError(f"unknown instance class {name!r}; known: {', '.join(INSTANCE_CLASSES)}")
     return name
 
 
@@ -67,21 +69,56 @@ class ObjectivesConfig(_Section):
     tbt_s: Positive = 0.05
 
 
+class QueueConfig(_Section):
+    """Requests held at the router until an instance is about to run dry; a ``capacity`` of 0 forwards at once."""
+
+    capacity: Annotated[int, Field(ge=0)] = 0
+    deadline_s: Positive | None = None
+    ageing: Annotated[float, Field(ge=0)] | None = None
+    weights: dict[str, Positive] = {}
+    hold_above_s: Annotated[float, Field(ge=0)] = 0.05
+
+
+class AdmissionConfig(_Section):
+    """Who is served now, who waits, and who is asked to come back later."""
+
+    rule: str = "accept_all"
+    parameters: dict[str, float] = {}
+    queue: QueueConfig = QueueConfig()
+
+    @model_validator(mode="after")
+    def _known_rule(self) -> AdmissionConfig:
+        make_rule(self.rule, self.parameters)
+        return self
+
+
 class SchedulingConfig(_Section):
     """How placements are chosen."""
 
     policy: str = "slo"
+    policy_parameters: dict[str, Any] = {}
+    seed: int = 0
+    admission: AdmissionConfig = AdmissionConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
     suspend_after_failures: Annotated[int, Field(ge=1)] = 3
     suspend_s: Positive = 10.0
     records: Annotated[int, Field(ge=1)] = 10_000
+    reservation_ttl_s: Positive = 600.0
+    record: Path | None = None
+    record_max_bytes: Annotated[int, Field(ge=1_000_000)] = 4 << 30
 
-    @field_validator("policy")
-    @classmethod
-    def _known_policy(cls, name: str) -> str:
-        if name not in POLICIES:
-            raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
-        return name
+    @model_validator(mode="after")
+    def _known_policy(self) -> SchedulingConfig:
+        make_policy(self.policy, self.policy_parameters, self.seed)
+        return self
+
+
+class IndexConfig(_Section):
+    """The cache index: its bounds, and how often it is saved to ``state_dir``."""
+
+    max_blocks: Annotated[int, Field(gt=0)] | None = None
+    expected_blocks: Annotated[int, Field(ge=0)] = 0
+    snapshot_interval_s: Positive = 60.0
 
 
 class HealthConfig(_Section):
@@ -107,10 +144,15 @@ class InstanceConfig(_Section):
     url: str
     role: Role = Role.MIXED
     instance_class: str = "llama-3.1-8b-h100"
+    speeds: InstanceSpeeds = InstanceSpeeds()
     protocol: str = "vllm-nixl"
     ranks: Annotated[int, Field(ge=1)] = 1
     block_size: Annotated[int, Field(gt=0)] | None = None
+    location: str = ""
+    fetches_from_peers: bool = False
+    streams_layers: bool = False
     kv_events: list[KvEventsConfig] | None = None
+    lmcache_servers: list[str] = []
     api_key: str | None = None
 
     @field_validator("instance_class")
@@ -184,6 +226,7 @@ class Config(BaseSettings):
     server: ServerConfig = ServerConfig()
     routing: RoutingConfig = RoutingConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
+    index: IndexConfig = IndexConfig()
     health: HealthConfig = HealthConfig()
     emulation: EmulationConfig = EmulationConfig()
     log: LogConfig = LogConfig()

@@ -2,10 +2,13 @@
 
 Formats as recorded from vLLM 0.32 (`/v1/models`, `/kv_event_sources`, the `cache_config_info` and load gauges
 of `/metrics`) and SGLang 0.5.23 (`kv_events` of `/server_info`); SGLang's gauges are named in its documentation.
+TensorRT-LLM 1.x is known by its route `/kv_cache_events`; its `/metrics` are the iteration statistics of its own
+documentation.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,16 +18,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cache_index import Holder, StreamConfig
 from cache_index.sglang_load import LoadStat
+from cache_index.trtllm import DEFAULT_BLOCK_SIZE, PATH
 from conductor.cluster import EngineFacts, InstanceState, ReportedLoad, ServedModel
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _KV_USAGE = "vllm:kv_cache_usage_perc"
+_PREEMPTIONS = "vllm:num_preemptions_total"
 _CACHE_CONFIG = "vllm:cache_config_info"
 _FIELD_OF_GAUGE = {
     _RUNNING: "running",
     _WAITING: "waiting",
     _KV_USAGE: "kv_usage",
+    _PREEMPTIONS: "preemptions",
     "sglang:num_running_reqs": "running",
     "sglang:num_queue_reqs": "waiting",
     "sglang:token_usage": "kv_usage",
@@ -77,7 +83,12 @@ async def fetch_models(client: httpx.AsyncClient, url: str) -> tuple[ServedModel
         raise ProbeError(f"GET /v1/models answered {response.status_code}")
     try:
         models = tuple(
-            ServedModel(name=str(m["id"]), parent=m.get("parent"), max_model_len=m.get("max_model_len"))
+            ServedModel(
+                name=str(m["id"]),
+                parent=m.get("parent"),
+                max_model_len=m.get("max_model_len"),
+                root=m.get("root"),
+            )
             for m in response.json()["data"]
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -145,20 +156,48 @@ async def fetch_server_info(client: httpx.AsyncClient, url: str) -> ServerInfo:
         raise ProbeError(f"GET /server_info has an unknown shape: {error!r}") from None
 
 
+async def fetch_polled_events(client: httpx.AsyncClient, url: str, ranks: int) -> dict[int, EventEndpoints]:
+    """TensorRT-LLM's events, by rank, all from one route; empty when the engine is another.
+
+    Asks for the route's methods only: whoever asks for events takes them away. The server answers the events
+    of every rank at once, so there must be one poller; it answers none unless its KV cache configuration has an
+    `event_buffer_max_size`.
+    """
+    response = await client.options(f"{url}{PATH}")
+    allowed = {method.strip() for method in response.headers.get("allow", "").upper().split(",")}
+    if response.status_code not in (200, 204, 405) or "POST" not in allowed:
+        return {}
+    return {rank: EventEndpoints(endpoint=url, replay_endpoint=None, topic="") for rank in range(ranks)}
+
+
 async def fetch_metrics(client: httpx.AsyncClient, url: str, now_s: float) -> EngineMetrics:
-    """Load gauges and cache configuration; all unknown when the engine serves no /metrics."""
-    response = await client.get(f"{url}/metrics")
+    """Load gauges and cache configuration; all unknown when the engine serves no /metrics.
+
+    An engine that does not answer in time counts as one that says nothing: TensorRT-LLM waits seconds for an
+    iteration when it is idle, and whether an engine lives is asked elsewhere.
+    """
+    nothing = EngineMetrics({}, None, None)
+    try:
+        response = await client.get(f"{url}/metrics")
+    except httpx.ReadTimeout:
+        return nothing
     if response.status_code != 200:
-        return EngineMetrics({}, None, None)
+        return nothing
+    if response.headers.get("content-type", "").startswith("application/json"):
+        return _iteration_statistics(response, now_s)
+    return _gauges(response.text, now_s)
+
+
+def _gauges(text: str, now_s: float) -> EngineMetrics:
     gauges: dict[int, dict[str, float]] = {}
     block_size = capacity = None
     try:
-        for family in text_string_to_metric_families(_scheduling_lines(response.text)):
+        for family in text_string_to_metric_families(_scheduling_lines(text)):
             for sample in family.samples:
                 if sample.name == _CACHE_CONFIG:
                     block_size = _integer(sample.labels.get("block_size"))
                     capacity = _integer(sample.labels.get("num_gpu_blocks"))
-                else:
+                elif math.isfinite(sample.value):
                     rank = _integer(sample.labels.get("engine") or sample.labels.get("dp_rank")) or 0
                     gauges.setdefault(rank, {})[_FIELD_OF_GAUGE[sample.name]] = sample.value
     except ValueError as error:
@@ -169,10 +208,31 @@ async def fetch_metrics(client: httpx.AsyncClient, url: str, now_s: float) -> En
             waiting=int(values.get("waiting", 0)),
             kv_usage=values.get("kv_usage", 0.0),
             at_s=now_s,
+            preemptions=_integer(values.get("preemptions")),
         )
         for rank, values in gauges.items()
     }
     return EngineMetrics(loads, block_size, capacity)
+
+
+def _iteration_statistics(response: httpx.Response, now_s: float) -> EngineMetrics:
+    """TensorRT-LLM: one object an iteration since the last question, none when it is idle."""
+    try:
+        iterations = response.json()
+        if not iterations:
+            return EngineMetrics({}, None, None)
+        latest = iterations[-1]
+        cache = latest.get("kvCacheStats") or {}
+        blocks = _integer(cache.get("maxNumBlocks"))
+        load = ReportedLoad(
+            running=int(latest.get("numActiveRequests") or 0),
+            waiting=int(latest.get("numQueuedRequests") or 0),
+            kv_usage=int(cache.get("usedNumBlocks") or 0) / blocks if blocks else 0.0,
+            at_s=now_s,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ProbeError(f"GET /metrics has an unknown shape: {error!r}") from None
+    return EngineMetrics({0: load}, _integer(cache.get("tokensPerBlock")), blocks)
 
 
 async def probe(
@@ -186,6 +246,10 @@ async def probe(
     if not endpoints and block_size is None:
         info = await fetch_server_info(client, instance.url)
         endpoints, block_size, capacity_blocks = info.endpoints, info.block_size, info.kv_capacity_blocks
+    if not endpoints:
+        endpoints = await fetch_polled_events(client, instance.url, len(instance.ranks))
+        if endpoints:  # until its first iteration the server does not tell the size
+            block_size, capacity_blocks = metrics.block_size or DEFAULT_BLOCK_SIZE, metrics.kv_capacity_blocks
     facts = EngineFacts(
         models=models,
         block_size=block_size,
@@ -198,7 +262,7 @@ async def probe(
 def stream_configs(
     instance: InstanceState, facts: EngineFacts, endpoints: dict[int, EventEndpoints]
 ) -> list[StreamConfig]:
-    """One event stream a rank, as far as the engine publishes."""
+    """One event stream a rank, as far as the engine publishes. Events tell their block size, polled ones do not."""
     return [
         StreamConfig(
             holder=rank.holder,
@@ -206,7 +270,8 @@ def stream_configs(
             endpoint=found.endpoint,
             replay_endpoint=found.replay_endpoint,
             topic=found.topic,
-            block_size=instance.block_size_override,
+            block_size=instance.block_size_override
+            or (facts.block_size if found.endpoint.startswith("http") else None),
         )
         for rank in instance.ranks
         if (found := endpoints.get(rank.target.rank)) is not None

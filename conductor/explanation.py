@@ -7,8 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from cache_index import Tier
+from conductor.cluster import RankState
+from conductor.costs.tables import DECODE, MIXED, PREFILL
+from conductor.estimates import Estimates
 from conductor.placement import InstanceFailure, Placement, PlacementRequest, Usage
-from conductor.policies import Candidates, Choice
+from conductor.policies.candidates import NO_PEER, Candidates, Choice
+from conductor.policies.slo import Slo
+from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
+from conductor.roster import CacheGroup
 
 
 @dataclass(slots=True)
@@ -18,13 +27,21 @@ class PlacementRecord:
     placement: Placement
     request: PlacementRequest
     policy: str
-    candidates: Candidates
+    candidates: Estimates | None  # None once the record has left the log
     choice: Choice
     placed_s: float
     queue_s: float
-    prefill_s: float
+    hand_off_s: float
+    output_tokens: int  # predicted
+    prefill: RankState
+    decode: RankState
+    cache_group: CacheGroup | None  # of the prefill rank
+    peer: RankState | None  # that the plan fetches from
+    held_s: float = 0.0  # from the request's arrival to its placement
+    transfer: tuple[RankState, RankState] | None = None  # giver and taker of what is on a link now
     prefill_finished_s: float | None = None
     first_token_s: float | None = None
+    step_at_first_token_s: float | None = None  # decode step predicted at that moment
     ended_s: float | None = None
     outcome: str = "running"
     usage: Usage | None = None
@@ -37,27 +54,37 @@ class PlacementRecord:
         return self.first_token_s - self.placed_s
 
 
+_ROLE_NAMES = {PREFILL: "prefill", DECODE: "decode", MIXED: "mixed", 0: "none"}
+
+
 class RecordLog:
     """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates.
 
-    A record keeps all its candidates (about 80 bytes each), so in a large cluster memory bounds the log.
+    A record keeps all its candidates (about 260 bytes each), so in a large cluster memory bounds the log.
     """
 
-    MAX_CANDIDATES = 500_000
+    MAX_CANDIDATES = 200_000
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._candidates = 0
         self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
 
-    def add(self, record: PlacementRecord) -> None:
+    def add(self, record: PlacementRecord) -> list[Estimates]:
+        """Returns the candidates of the records that left."""
+        assert record.candidates is not None
         self._records[record.placement.placement_id] = record
         self._candidates += len(record.candidates.ranks)
+        left = []
         while len(self._records) > 1 and (
             len(self._records) > self._capacity or self._candidates > self.MAX_CANDIDATES
         ):
             _, oldest = self._records.popitem(last=False)
+            assert oldest.candidates is not None
             self._candidates -= len(oldest.candidates.ranks)
+            left.append(oldest.candidates)
+            oldest.candidates = None
+        return left
 
     def get(self, placement_id: str) -> PlacementRecord | None:
         return self._records.get(placement_id)
@@ -90,26 +117,78 @@ def summarize(record: PlacementRecord, now_s: float) -> dict[str, Any]:
     }
 
 
-def explain(record: PlacementRecord, now_s: float) -> dict[str, Any]:
-    """The whole answer of `GET /v1/placements/{id}`."""
-    placement, request, c = record.placement, record.request, record.candidates
+def explain(record: PlacementRecord, now_s: float, limit: int | None = None) -> dict[str, Any]:
+    """The whole answer of `GET /v1/placements/{id}`: the candidates by TTFT, the best ``limit`` of them.
+
+    Of a record that has left its log, what does not need the candidates.
+    """
+    c = record.candidates
+    if c is None:
+        return {**_course(record, now_s), "candidates": None, "candidates_total": None}
+    order = np.argsort(c.ttft_s, kind="stable")[:limit].tolist()
+    return {
+        **_course(record, now_s),
+        "why": _why(record, c),
+        "predicted": {
+            **plan_and_prediction(record)["predicted"],
+            "wait_for_memory_ms": _ms(float(c.wait_s[record.choice.decode])),
+            "inflicted_ms": _ms(float(c.inflicted_s[record.choice.prefill])),
+        },
+        "objectives": {"ttft_ms": _ms(c.ttft_objective_s), "tbt_ms": _ms(c.tbt_objective_s)},
+        "counterfactual": _counterfactual(record, c),
+        "candidates_total": len(c.ranks),
+        "candidates": [{**_candidate(c, i), **_constraints(record, c, i)} for i in order],
+        "excluded": c.excluded,
+    }
+
+
+def plan_and_prediction(record: PlacementRecord) -> dict[str, Any]:
+    """What a placement intends, and what that should cost."""
+    placement = record.placement
+    return {
+        "plan": {
+            "segments": [
+                {
+                    "start_token": segment.start,
+                    "stop_token": segment.stop,
+                    "holder": segment.holder.instance_id,
+                    "rank": segment.holder.rank,
+                    "tier": segment.tier.name.lower(),
+                }
+                for segment in placement.plan.segments
+            ],
+            "computed_tokens": record.request.prompt_tokens - placement.plan.tokens,
+        },
+        "predicted": {
+            "queue_ms": _ms(record.queue_s),
+            "fetch_ms": _ms(placement.plan.fetch_s),
+            "prefill_ms": _ms(placement.plan.prefill_s),
+            "hand_off_ms": _ms(record.hand_off_s),
+            "ttft_ms": _ms(placement.predicted_ttft_s),
+            "tbt_ms": _ms(placement.predicted_tbt_s),
+            "output_tokens": record.output_tokens,
+        },
+    }
+
+
+def _course(record: PlacementRecord, now_s: float) -> dict[str, Any]:
+    """All that is known of a placement without its candidates."""
+    placement, request = record.placement, record.request
     usage, failure = record.usage, record.failure
     return {
         **summarize(record, now_s),
         "policy": record.policy,
         "token_source": str(request.token_source),
+        "tenant": request.tenant,
+        "route": request.route,
+        "session": request.session,
+        "priority": request.priority,
         "retry_of": request.retry_of,
         "prefill_rank": placement.prefill.rank,
         "decode_rank": placement.decode.rank,
         "disaggregated": placement.disaggregated,
-        "why": _why(record),
-        "predicted": {
-            "queue_ms": _ms(record.queue_s),
-            "prefill_ms": _ms(record.prefill_s),
-            "hand_off_ms": _ms(float(c.hand_off_s[record.choice.decode]) if placement.disaggregated else 0.0),
-            "ttft_ms": _ms(placement.predicted_ttft_s),
-            "tbt_ms": _ms(placement.predicted_tbt_s),
-        },
+        "held_ms": _ms(record.held_s),
+        **plan_and_prediction(record),
         "observed": {
             "prefill_ms": _ms(_since(record.placed_s, record.prefill_finished_s)),
             "ttft_ms": _ms(record.observed_ttft_s()),
@@ -121,9 +200,6 @@ def explain(record: PlacementRecord, now_s: float) -> dict[str, Any]:
         "failure": None
         if failure is None
         else {"instance": failure.instance_id, "kind": str(failure.kind), "detail": failure.detail},
-        "objectives": {"ttft_ms": _ms(c.ttft_objective_s), "tbt_ms": _ms(c.tbt_objective_s)},
-        "candidates": [_candidate(c, i) for i in range(len(c.ranks))],
-        "excluded": c.excluded,
     }
 
 
@@ -132,30 +208,85 @@ def _since(start_s: float, end_s: float | None) -> float | None:
 
 
 def _candidate(c: Candidates, i: int) -> dict[str, Any]:
-    role = "prefill" if c.can_prefill[i] else "decode" if c.can_decode[i] else "mixed"
+    role = _ROLE_NAMES[int(c.roles[i])]
+    peer = int(c.plan_peer[i])
     return {
         "instance": c.ranks[i].target.instance_id,
         "rank": c.ranks[i].target.rank,
         "role": role,
+        "fits": bool(c.fits[i]),
         "overlap_tokens": int(c.overlap_tokens[i]),
+        "cached_tokens": {tier.name.lower(): int(c.local_tokens[tier, i]) for tier in Tier},
+        "plan_tokens": int(c.plan_tokens[i]),
+        "plan_peer": c.ranks[peer].target.instance_id if peer != NO_PEER else None,
         "queue_ms": _ms(float(c.queue_s[i])),
+        "fetch_ms": _ms(float(c.plan_fetch_s[i])),
         "prefill_ms": _ms(float(c.prefill_s[i])),
         "ttft_ms": _ms(float(c.ttft_s[i])),
+        "inflicted_ms": _ms(float(c.inflicted_s[i])),
         "hand_off_ms": _ms(float(c.hand_off_s[i])) if role == "decode" else None,
+        "wait_for_memory_ms": _ms(float(c.wait_s[i])),
         "tbt_ms": _ms(float(c.tbt_s[i])),
         "pending_prefills": int(c.pending_prefills[i]),
+        "pending_tokens": int(c.pending_tokens[i]),
         "active_decodes": int(c.active_decodes[i]),
         "context_tokens": int(c.context_tokens[i]),
+        "kv_capacity_tokens": int(c.kv_capacity_tokens[i]),
+        "kv_usage": round(float(c.kv_usage[i]), 4),
     }
 
 
-def _why(record: PlacementRecord) -> str:
+def _constraints(record: PlacementRecord, c: Candidates, i: int) -> dict[str, Any]:
+    """What the rank was chosen for, and what it could not have been chosen for, and why."""
+    chosen = [
+        leg for leg, at in (("prefill", record.choice.prefill), ("decode", record.choice.decode)) if at == i
+    ]
+    ruled_out = []
+    if not c.roles[i]:
+        ruled_out.append("another prefill rank was asked for")
+    if not c.fits[i]:
+        ruled_out.append(f"the prompt does not fit into {int(c.kv_capacity_tokens[i])} tokens of KV memory")
+    if c.roles[i] == PREFILL and not ((c.roles == DECODE) & (c.protocol == c.protocol[i])).any():
+        ruled_out.append("no decode rank of its hand-off protocol")
+    if c.roles[i] == DECODE and not ((c.roles == PREFILL) & (c.protocol == c.protocol[i])).any():
+        ruled_out.append("no prefill rank of its hand-off protocol")
+    return {"chosen_for": chosen, "ruled_out": ruled_out}
+
+
+def _counterfactual(record: PlacementRecord, c: Candidates) -> dict[str, Any]:
+    """What `slo` chooses among these candidates, and what it would have chosen had the prefill rank been away."""
+    roles = c.roles.copy()
+    roles[record.choice.prefill] = 0
+    without = c.with_roles(roles)
+    slo = Slo()
+    return {"slo": _outcome(slo.choose(c), c), "without_this_prefill": _outcome(slo.choose(without), without)}
+
+
+def _outcome(choice: Choice | None, c: Candidates) -> dict[str, Any] | None:
+    if choice is None:
+        return None
+    moving_s = hand_off_s(c, choice.prefill, choice.decode)
+    return {
+        "prefill_instance": c.ranks[choice.prefill].target.instance_id,
+        "decode_instance": c.ranks[choice.decode].target.instance_id,
+        "ttft_ms": _ms(predicted_ttft_s(c, choice, plan_of(c, choice), moving_s)),
+        "tbt_ms": _ms(float(c.tbt_s[choice.decode])),
+    }
+
+
+def _why(record: PlacementRecord, c: Candidates) -> str:
     """The choice in a sentence or two."""
-    c, choice, placement = record.candidates, record.choice, record.placement
+    choice, placement = record.choice, record.placement
     parts = [
         f"{placement.prefill.instance_id} holds {placement.overlap_tokens} of "
         f"{record.request.prompt_tokens} prompt tokens and starts in {record.queue_s * 1e3:.1f} ms"
     ]
+    for segment in placement.plan.segments:
+        if segment.tier is not Tier.DEVICE or segment.holder != record.prefill.holder:
+            parts.append(
+                f"{segment.stop - segment.start} tokens come from the {segment.tier.name.lower()} tier of "
+                f"{segment.holder.instance_id}"
+            )
     best_overlap = int(c.overlap_tokens.max(initial=0))
     if best_overlap > placement.overlap_tokens:
         other = c.ranks[int(c.overlap_tokens.argmax())].target.instance_id

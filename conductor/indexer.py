@@ -1,32 +1,39 @@
 """The index as a service of its own: Mooncake's indexer API (RFC #1403) over our index.
 
-A router written for Mooncake's indexer registers its engines here and asks the same questions. Counts are
-tokens. ``GPU``, ``CPU`` and ``DISK`` are cumulative: the longest prefix reachable within the device, within
-device and host, and within all tiers; ``longest_matched`` is the last of them; ``DP`` has it for every
-data-parallel rank.
+A router written for Mooncake's indexer registers its engines here and asks the same questions. What the answers
+mean is told in ``cache_lookup``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import numpy as np
-import orjson
 from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
-from numpy.typing import NDArray
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
-from cache_index import CacheIndex, EventSource, Holder, Namespace, StreamConfig, Tier, sequence_hashes
-from cache_index.hashing import Hashes
+from cache_index import CacheIndex, EventSource, Holder, Namespace, PromptMatcher, StreamConfig
+from cache_index.hashing import Tokens
+from cache_index.mooncake import DEFAULT_RECONCILE_S, MooncakeStream
+from cache_index.prompt_match import Levels
+from conductor.cache_lookup import (
+    DEFAULT_TENANT,
+    Asked,
+    BlockSize,
+    LookupQuery,
+    TokenQuery,
+    documented,
+    json_answer,
+    make_lookup_router,
+    parsed,
+    parsed_prompt,
+    tokens_by_instance,
+)
 
-_DEFAULT_TENANT = "default"
 _WORD = (1 << 64) - 1
-
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
-BlockSize = Annotated[int, Field(gt=0, le=65_536)]
 
 
 class _Body(BaseModel):
@@ -35,7 +42,12 @@ class _Body(BaseModel):
 
 
 class Registration(_Body):
-    """Where one rank of an engine publishes its KV events."""
+    """Where one rank of an engine publishes its KV events.
+
+    ``lmcache_servers`` are the instance ids of the LMCache servers it uses, where they do not stand under the
+    address of its endpoint. ``admin_endpoint`` is a Mooncake master's HTTP port, asked for its keys every
+    ``reconcile_s`` seconds.
+    """
 
     endpoint: Annotated[str, Field(pattern=r"^(tcp|http)://[^*\s]+:\d+$")]
     replay_endpoint: Annotated[str, Field(pattern=r"^tcp://[^*\s]+:\d+$")] | None = None
@@ -49,13 +61,33 @@ class Registration(_Body):
     block_size: BlockSize
     dp_rank: Annotated[int, Field(ge=0)] = 0
     topic: str = ""
+    lmcache_servers: list[str] = []
+    admin_endpoint: Annotated[str, Field(pattern=r"^http://[^*\s/]+:\d+$")] | None = None
+    reconcile_s: Annotated[float, Field(ge=1)] = DEFAULT_RECONCILE_S
 
     @model_validator(mode="after")
     def _scheme_of_type(self) -> Registration:
         scheme = "http" if self.type == "TensorRT-LLM" else "tcp"
         if not self.endpoint.startswith(scheme):
             raise ValueError(f"the endpoint of a {self.type} engine must be {scheme}://host:port")
+        if self.admin_endpoint is not None and self.type != "Mooncake":
+            raise ValueError(f"admin_endpoint is for type Mooncake, not {self.type}")
         return self
+
+    def stream(self, holder: Holder, tenant: str) -> StreamConfig:
+        """What its event source is to follow."""
+        config = StreamConfig(
+            holder=holder,
+            model=self.model,
+            endpoint=self.endpoint,
+            replay_endpoint=self.replay_endpoint,
+            topic=self.topic,
+            block_size=self.block_size,
+            tenant=tenant,
+        )
+        if self.type != "Mooncake":
+            return config
+        return MooncakeStream.of(config, self.admin_endpoint, self.reconcile_s)
 
 
 class Removal(_Body):
@@ -66,24 +98,7 @@ class Removal(_Body):
     dp_rank: Annotated[int, Field(ge=0)] | None = None
 
 
-class _Context(_Body):
-    model: Annotated[
-        str, Field(min_length=1, validation_alias=AliasChoices("model", "modelname", "model_name"))
-    ]
-    lora_name: str | None = None
-    tenant_id: str | None = None
-    instance_id: str | None = None
-    block_size: BlockSize | None = None
-    cache_salt: str | None = None
-
-
-class TokenQuery(_Context):
-    """Who has the longest prefix of this prompt?"""
-
-    token_ids: list[TokenId]
-
-
-class HashQuery(_Context):
+class HashQuery(LookupQuery):
     """The same by sequence hashes (RFC #1527, seed 1337); signed ones are taken as their unsigned form."""
 
     seq_hashes: Annotated[
@@ -92,14 +107,12 @@ class HashQuery(_Context):
     ]
 
 
-Query = TypeVar("Query", bound=_Context)
-
-
 @dataclass(frozen=True, slots=True)
 class RegisteredRank:
     """One stream that is followed."""
 
     holder: Holder
+    row: int  # of the holder in match results
     instance_id: str
     rank: int
     tenant: str
@@ -109,19 +122,42 @@ class RegisteredRank:
 
 
 class IndexerService:
-    """Registered ranks, and matches over them. ``sources`` by the type that an engine registers with."""
+    """Registered ranks, and matches over them. ``sources`` by the type that an engine registers with.
 
-    def __init__(self, index: CacheIndex, sources: Mapping[str, EventSource]) -> None:
-        self._index = index
+    ``keep`` is given all registrations whenever they have changed.
+    """
+
+    def __init__(
+        self,
+        index: CacheIndex,
+        sources: Mapping[str, EventSource],
+        prompts: PromptMatcher | None = None,
+        *,
+        keep: Callable[[Iterable[Registration]], None] = lambda registrations: None,
+    ) -> None:
+        self.index = index
         self._sources = sources
+        self.prompts = prompts or PromptMatcher(index)
+        self._keep = keep
         self._ranks: dict[Holder, RegisteredRank] = {}
+        self._groups: dict[
+            tuple[str, str], dict[int, list[RegisteredRank]]
+        ] = {}  # by model, tenant; block size
+        self._rows: frozenset[int] = frozenset()
+        self._registrations: dict[Holder, Registration] = {}
 
     def register(self, registration: Registration) -> None:
         """Follow a rank's stream; registering it again replaces the stream."""
-        tenant = registration.tenant_id or _DEFAULT_TENANT
+        tenant = registration.tenant_id or DEFAULT_TENANT
         holder = _holder(tenant, registration.instance_id, registration.dp_rank)
+        former = self._ranks.get(holder)
+        source = self._sources[registration.type]
+        if former is not None and self._sources[former.kind] is not source:
+            self._sources[former.kind].remove_stream(holder)
+        source.add_stream(registration.stream(holder, tenant))
         self._ranks[holder] = RegisteredRank(
             holder=holder,
+            row=self.index.register(holder),
             instance_id=registration.instance_id,
             rank=registration.dp_rank,
             tenant=tenant,
@@ -129,21 +165,15 @@ class IndexerService:
             block_size=registration.block_size,
             kind=registration.type,
         )
-        self._sources[registration.type].add_stream(
-            StreamConfig(
-                holder=holder,
-                model=registration.model,
-                endpoint=registration.endpoint,
-                replay_endpoint=registration.replay_endpoint,
-                topic=registration.topic,
-                block_size=registration.block_size,
-                tenant=tenant,
-            )
-        )
+        if registration.type != "Mooncake":
+            host = urlsplit(registration.endpoint).hostname or ""
+            self.prompts.attach(holder, host, servers=frozenset(registration.lmcache_servers))
+        self._registrations[holder] = registration
+        self._changed()
 
     def unregister(self, removal: Removal) -> list[RegisteredRank]:
         """Forget ranks and what they held; the ranks that were known."""
-        tenant = removal.tenant_id or _DEFAULT_TENANT
+        tenant = removal.tenant_id or DEFAULT_TENANT
         removed = [
             known
             for known in self._ranks.values()
@@ -152,86 +182,57 @@ class IndexerService:
             and removal.dp_rank in (None, known.rank)
         ]
         for known in removed:
-            del self._ranks[known.holder]
+            del self._ranks[known.holder], self._registrations[known.holder]
             self._sources[known.kind].remove_stream(known.holder)
-            self._index.unregister(known.holder)
+            self.prompts.detach(known.holder)
+            self.index.unregister(known.holder)
+        if removed:
+            self._changed()
         return removed
+
+    def _changed(self) -> None:
+        self._groups = {}
+        for known in self._ranks.values():
+            by_size = self._groups.setdefault((known.model, known.tenant), {})
+            by_size.setdefault(known.block_size, []).append(known)
+        self._rows = frozenset(known.row for known in self._ranks.values())
+        self._keep(self._registrations.values())
 
     def ranks(self) -> list[RegisteredRank]:
         return list(self._ranks.values())
 
-    def query_tokens(self, query: TokenQuery) -> dict[str, Any]:
-        tokens = np.array(query.token_ids, dtype=np.uint32)
-        return self._query(query, lambda size: sequence_hashes(tokens, size, cache_salt=query.cache_salt))
+    def asked(self, query: LookupQuery) -> Iterator[Asked]:
+        groups = self._groups.get((query.model, query.tenant), {})
+        for block_size in groups if query.block_size is None else (query.block_size,):
+            namespace = Namespace(query.model, block_size, query.lora_name, query.tenant)
+            yield Asked(namespace, groups.get(block_size, ()))
+
+    def rows(self) -> frozenset[int]:
+        """Of the registered ranks in match results."""
+        return self._rows
+
+    def query_tokens(self, query: LookupQuery, tokens: Tokens) -> dict[str, Any]:
+        """Matches by instance."""
+
+        def levels(namespace: Namespace) -> Levels:
+            return self.prompts.match(namespace, tokens, cache_salt=query.cache_salt)
+
+        return self._answer(query, levels)
 
     def query_hashes(self, query: HashQuery) -> dict[str, Any]:
+        """Matches by instance; what LMCache holds cannot be asked for by these hashes."""
         hashes = np.array([value & _WORD for value in query.seq_hashes], dtype=np.uint64)
-        return self._query(query, lambda size: hashes)
+        return self._answer(query, lambda namespace: self.index.match(namespace, hashes))
 
-    def _query(self, query: _Context, hashes_for: Callable[[int], Hashes]) -> dict[str, Any]:
-        tenant = query.tenant_id or _DEFAULT_TENANT
-        by_size: dict[int, list[RegisteredRank]] = {}
-        for known in self._ranks.values():
-            if (
-                known.model == query.model
-                and known.tenant == tenant
-                and query.block_size in (None, known.block_size)
-                and query.instance_id in (None, known.instance_id)
-            ):
-                by_size.setdefault(known.block_size, []).append(known)
-        answer: dict[str, dict[str, Any]] = {}
-        for block_size, members in by_size.items():
-            namespace = Namespace(query.model, block_size, query.lora_name, tenant)
-            matched = self._index.match(namespace, hashes_for(block_size))
-            for known in members:
-                self._add(answer, known, matched)
-        return {tenant: answer}
-
-    def _add(
-        self, answer: dict[str, dict[str, Any]], known: RegisteredRank, matched: NDArray[np.int32]
-    ) -> None:
-        row = self._index.holder_id(known.holder)
-        if row is None:
-            return
-        levels = (matched[row] * known.block_size).tolist()
-        device, host, all_tiers = levels[Tier.DEVICE], levels[Tier.HOST], levels[-1]
-        entry = answer.setdefault(
-            known.instance_id, {"longest_matched": 0, "GPU": 0, "CPU": 0, "DISK": 0, "DP": {}}
+    def _answer(self, query: LookupQuery, levels: Callable[[Namespace], Levels]) -> dict[str, Any]:
+        found = tokens_by_instance(
+            self.index, self.asked(query), levels, engines=self._rows, instance_id=query.instance_id
         )
-        for name, value in (
-            ("longest_matched", all_tiers),
-            ("GPU", device),
-            ("CPU", host),
-            ("DISK", all_tiers),
-        ):
-            entry[name] = max(entry[name], value)
-        entry["DP"][str(known.rank)] = all_tiers
+        return {query.tenant: found}
 
 
 def _holder(tenant: str, instance_id: str, rank: int) -> Holder:
-    return Holder(instance_id if tenant == _DEFAULT_TENANT else f"{tenant}|{instance_id}", rank)
-
-
-async def _parsed(request: Request, kind: type[Query]) -> Query:
-    """The body, parsed and checked in one pass: prompts are long, and parsing them is most of a query's time."""
-    try:
-        return kind.model_validate_json(await request.body())
-    except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False, include_context=False)) from None
-
-
-def _documented(kind: type[_Context]) -> dict[str, Any]:
-    """What FastAPI would have found in the signature."""
-    schema = kind.model_json_schema(by_alias=False)
-    return {
-        "openapi_extra": {
-            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
-        }
-    }
-
-
-def _json(answer: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(answer), media_type="application/json")
+    return Holder(instance_id if tenant == DEFAULT_TENANT else f"{tenant}|{instance_id}", rank)
 
 
 def make_indexer_router(service: IndexerService) -> APIRouter:
@@ -254,16 +255,15 @@ def make_indexer_router(service: IndexerService) -> APIRouter:
         names = [f"{known.instance_id}|{known.tenant}|{known.rank}" for known in removed]
         return {"status": "unregistered successfully", "removed_instances": names}
 
-    @router.post(
-        "/query", summary="Longest cached prefix of a prompt, by instance", **_documented(TokenQuery)
-    )
-    @router.post("/v1/cache/lookup", summary="The same under our own name", **_documented(TokenQuery))
+    @router.post("/query", summary="Longest cached prefix of a prompt, by instance", **documented(TokenQuery))
     async def query(request: Request) -> Response:
-        return _json(service.query_tokens(await _parsed(request, TokenQuery)))
+        """The registered instances, and those that push their events here. What the LMCache servers of an
+        instance hold counts for it."""
+        return json_answer(service.query_tokens(*await parsed_prompt(request)))
 
-    @router.post("/query_by_hash", summary="The same, by sequence hashes", **_documented(HashQuery))
+    @router.post("/query_by_hash", summary="The same, by sequence hashes", **documented(HashQuery))
     async def query_by_hash(request: Request) -> Response:
-        return _json(service.query_hashes(await _parsed(request, HashQuery)))
+        return json_answer(service.query_hashes(await parsed(request, HashQuery)))
 
     @router.get("/instances", summary="What is registered")
     async def instances() -> dict[str, Any]:
@@ -281,4 +281,5 @@ def make_indexer_router(service: IndexerService) -> APIRouter:
             ]
         }
 
+    router.include_router(make_lookup_router(service.index, service.prompts, service))
     return router

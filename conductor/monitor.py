@@ -28,8 +28,10 @@ class ClusterMonitor:
 
     An engine that refuses connections is down at once; one that is slow or answers errors is down after
     ``unhealthy_after`` probes in a row. When it comes back its event stream is read from the start, so nothing
-    that its former life cached survives. ``on_down`` is called with the instance and the reason,
-    ``follow_load`` with every rank that publishes its load, the endpoint and the topic.
+    that its former life cached survives. ``on_up`` is called with an instance before its events are followed,
+    ``on_down`` with the instance and the reason, ``on_left`` with every rank of an instance that leaves,
+    ``follow_load`` with every rank that publishes its load, the endpoint and the topic, ``unfollow_load`` as
+    ``on_left``.
     """
 
     def __init__(
@@ -42,31 +44,57 @@ class ClusterMonitor:
         timeout_s: float,
         unhealthy_after: int,
         endpoint_overrides: dict[str, dict[int, EventEndpoints]] | None = None,
+        on_up: Callable[[InstanceState], None] = lambda instance: None,
         on_down: Callable[[str, str], None] = lambda instance_id, reason: None,
+        on_left: Callable[[Holder], None] = lambda holder: None,
         follow_load: Callable[[Holder, str, str], None] = lambda holder, endpoint, topic: None,
+        unfollow_load: Callable[[Holder], None] = lambda holder: None,
     ) -> None:
         self._scheduler = scheduler
         self._events = events
         self._clock = clock
         self._interval_s = interval_s
         self._unhealthy_after = unhealthy_after
+        self._on_up = on_up
         self._on_down = on_down
+        self._on_left = on_left
         self._follow_load = follow_load
-        self._overrides = endpoint_overrides or {}
+        self._unfollow_load = unfollow_load
+        self._overrides = dict(endpoint_overrides or {})
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._streams: dict[str, list[str]] = {}
 
     def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._watch(instance), name=f"watch {instance.instance_id}")
-            for instance in self._scheduler.cluster
-        ]
+        for instance in self._scheduler.cluster:
+            self.watch(instance, self._overrides.get(instance.instance_id))
+
+    def watch(self, instance: InstanceState, endpoints: dict[int, EventEndpoints] | None = None) -> None:
+        """Follow an instance of the cluster from now on; ``endpoints`` of KV events where it does not tell them."""
+        if endpoints is not None:
+            self._overrides[instance.instance_id] = endpoints
+        self._tasks[instance.instance_id] = asyncio.create_task(
+            self._watch(instance), name=f"watch {instance.instance_id}"
+        )
+
+    def forget(self, instance_id: str) -> None:
+        """The instance leaves the cluster: stop to probe it and to follow what it publishes."""
+        task = self._tasks.pop(instance_id, None)
+        if task is not None:
+            task.cancel()
+        self._overrides.pop(instance_id, None)
+        self._streams.pop(instance_id, None)
+        instance = self._scheduler.cluster.get(instance_id)
+        for rank in instance.ranks if instance is not None else ():
+            self._events.remove_stream(rank.holder)
+            self._unfollow_load(rank.holder)
+            self._on_left(rank.holder)
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.aclose()
 
     async def _watch(self, instance: InstanceState) -> None:
@@ -98,6 +126,7 @@ class ClusterMonitor:
         endpoints = self._overrides.get(instance.instance_id, endpoints)
         streams = stream_configs(instance, facts, endpoints)
         self._scheduler.instance_up(instance.instance_id, facts)
+        self._on_up(instance)
         known = self._streams.get(instance.instance_id)
         if known == [s.endpoint for s in streams]:
             for stream in streams:
@@ -131,5 +160,7 @@ class ClusterMonitor:
         if instance.health is not Health.DOWN:
             if instance.health is not Health.STARTING:
                 _log.warning("instance is down", instance=instance.instance_id, reason=reason)
+            for rank in instance.ranks:  # the scheduler forgets what it held: so must its stream
+                self._events.resync(rank.holder)
             self._scheduler.instance_down(instance.instance_id, reason)
             self._on_down(instance.instance_id, reason)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:  # router workers know placements, and must not load the index's compiled kernels
+    from cache_index import Holder, Tier
+
 Tokens = NDArray[np.uint32]
+Hashes = NDArray[np.uint64]
 
 
 class Role(StrEnum):
@@ -34,7 +39,15 @@ class PlacementRequest:
 
     ``tokens`` are the prompt's token ids (uint32, empty when ``token_source`` is ``none``);
     ``prompt_tokens`` is their number, or an estimate when they are unknown.
+    ``hashes`` stand for the tokens where only they are known: sequence hashes of ``hashes_block_size`` tokens.
+    ``prefill_on`` fixes the prefill rank, and leaves only the decode rank to choose.
     ``excluded`` names instances that already failed this request.
+    ``ttft_objective_s`` and ``tbt_objective_s`` override the configured objectives.
+    ``session`` names the conversation that the request continues, where the client says so.
+    ``tenant`` is whose request it is, for shares and predictions; ``cache_tenant`` names the part of engines'
+    caches that is its own, where engines keep tenants apart.
+    ``arrived_s`` is when it came, where it was held before it is placed.
+    A higher ``priority`` goes first. ``route`` tells kinds of work apart, whose answers have lengths of their own.
     """
 
     request_id: str
@@ -46,6 +59,16 @@ class PlacementRequest:
     max_output_tokens: int | None = None
     cache_salt: str | None = None
     tenant: str = "default"
+    cache_tenant: str = "default"
+    route: str = ""
+    session: str | None = None
+    priority: int = 0
+    arrived_s: float | None = None
+    ttft_objective_s: float | None = None
+    tbt_objective_s: float | None = None
+    hashes: Hashes | None = None
+    hashes_block_size: int | None = None
+    prefill_on: Holder | None = None
     excluded: frozenset[str] = frozenset()
     retry_of: str | None = None
 
@@ -65,6 +88,29 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanSegment:
+    """Prompt tokens ``start`` to ``stop`` come out of ``holder``'s ``tier``."""
+
+    start: int
+    stop: int
+    holder: Holder
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPlan:
+    """How the prefill rank comes by the prompt's KV: the segments in order, then compute from ``tokens`` on.
+
+    ``fetch_s`` are its loads and fetches alone, ``prefill_s`` all of it, both predicted.
+    """
+
+    tokens: int
+    segments: tuple[PlanSegment, ...]
+    fetch_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The decision for one request: where it prefills, where it decodes, and what that should cost."""
 
@@ -73,7 +119,8 @@ class Placement:
     model: str  # the name the engines know, aliases resolved
     prefill: Target
     decode: Target
-    overlap_tokens: int
+    overlap_tokens: int  # on the prefill rank's device
+    plan: PrefixPlan
     predicted_ttft_s: float
     predicted_tbt_s: float
 
@@ -81,6 +128,21 @@ class Placement:
     def disaggregated(self) -> bool:
         """Whether the KV cache is handed from one instance to another."""
         return self.prefill.instance_id != self.decode.instance_id
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A request that waits to be placed; the ticket names it when it is, and when its client leaves."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What became of a request that waited."""
+
+    ticket: int
+    outcome: Placement | PlacementError
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +186,15 @@ class PlacementError(Exception):
 
 class UnknownModelError(PlacementError):
     """No instance of the cluster serves this model."""
+
+
+class RejectedError(PlacementError):
+    """Admission turned the request away: served now, it or others would miss their objectives."""
+
+    def __init__(self, reason: str, stage: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.stage = stage  # that would have been overloaded: prefill, decode or queue
+        self.retry_after_s = retry_after_s
 
 
 class NoInstanceError(PlacementError):

@@ -8,36 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import CacheIndex, Namespace
-from conductor.cluster import Cluster, Health, InstanceState, RankState
-from conductor.costs import InstanceClass, Ints
+from conductor.cluster import DEFAULT_BLOCK_SIZE, Cluster, Health, InstanceState, RankState
+from conductor.costs import Floats, Ints
+from conductor.costs import tables as t
 from conductor.placement import Role
-from conductor.policies import Flags
 
-
-class LoadTable:
-    """Reservations of every rank, one row each, written through whenever a rank changes."""
-
-    def __init__(self) -> None:
-        self.context_tokens: Ints = np.zeros(0, dtype=np.int64)
-        self.active_decodes: Ints = np.zeros(0, dtype=np.int64)
-        self.pending_prefills: Ints = np.zeros(0, dtype=np.int64)
-        self.placements: Ints = np.zeros(0, dtype=np.int64)
-
-    def update(self, rank: RankState) -> None:
-        row = rank.row
-        if row >= len(self.placements):
-            self._grow(row + 1)
-        self.context_tokens[row] = rank.context_tokens
-        self.active_decodes[row] = len(rank.decodes)
-        self.pending_prefills[row] = len(rank.prefills)
-        self.placements[row] = rank.placements
-
-    def _grow(self, rows: int) -> None:
-        for name in ("context_tokens", "active_decodes", "pending_prefills", "placements"):
-            grown = np.zeros(max(16, 2 * rows), dtype=np.int64)
-            column = getattr(self, name)
-            grown[: len(column)] = column
-            setattr(self, name, grown)
+_UNLIMITED = np.iinfo(np.int64).max
+_ROLES = {Role.PREFILL: t.PREFILL, Role.DECODE: t.DECODE, Role.MIXED: t.MIXED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +22,8 @@ class CacheGroup:
     """Ranks whose caches are read with the same hashes: one base model, LoRA adapter and block size."""
 
     namespace: Namespace  # of the default tenant
-    members: NDArray[np.intp]  # positions in the roster
-    holder_ids: NDArray[np.intp]  # their rows in the index
+    members: Ints  # positions in the roster
+    holder_ids: Ints  # their rows in the index
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +33,22 @@ class Roster:
     version: int
     valid_until_s: float
     ranks: list[RankState]
-    rows: NDArray[np.intp]  # of the ranks in the load table
-    can_prefill: Flags
-    can_decode: Flags
-    is_mixed: Flags
-    class_groups: list[tuple[InstanceClass, NDArray[np.intp]]]
+    rows: Ints  # of the ranks in the cluster's tables
+    roles: Ints
+    protocol: Ints
+    locations: NDArray[np.int64]  # [level, rank]
+    prefill_terms: Floats  # [4, rank]: a, b, c, d of the instance classes
+    link_latency_s: Floats
+    kv_bytes_per_token: Floats
+    nic_s_per_byte: Floats
+    kv_capacity_tokens: Ints
+    limit_tokens: Ints  # prompts must be shorter: the capacity where the engine told it
+    class_ids: Ints
+    can_fetch: NDArray[np.bool_]
+    any_fetches: bool
     cache_groups: list[CacheGroup]
+    group_of: Ints  # of each rank, a position in ``cache_groups``; -1 for none
+    block_size: int  # of the largest cache group
     excluded: dict[str, str]
 
 
@@ -86,29 +73,47 @@ def make_roster(
         else:
             owners += [instance] * len(instance.ranks)
             ranks += instance.ranks
-    classes: dict[str, tuple[InstanceClass, list[int]]] = {}
     caches: dict[Namespace, list[int]] = {}
+    protocols: dict[str, int] = {}
     for i, owner in enumerate(owners):
-        classes.setdefault(owner.instance_class.name, (owner.instance_class, []))[1].append(i)
         if owner.block_size is not None:
             caches.setdefault(cache_namespace(owner, model, owner.block_size), []).append(i)
+    groups = [
+        CacheGroup(
+            namespace,
+            np.array(members, np.int64),
+            np.array([index.register(ranks[i].holder) for i in members], np.int64),
+        )
+        for namespace, members in caches.items()
+    ]
+    group_of = np.full(len(ranks), -1, np.int64)
+    for number, group in enumerate(groups):
+        group_of[group.members] = number
+    rows = np.array([rank.row for rank in ranks], np.int64)
+    facts = cluster.tables.ranks[rows]
+    speeds = cluster.tables.classes[facts[:, t.CLASS]]
     return Roster(
         version=cluster.version,
         valid_until_s=valid_until_s,
         ranks=ranks,
-        rows=np.array([rank.row for rank in ranks], dtype=np.intp),
-        can_prefill=_with_role(owners, Role.PREFILL),
-        can_decode=_with_role(owners, Role.DECODE),
-        is_mixed=_with_role(owners, Role.MIXED),
-        class_groups=[(c, np.array(members, dtype=np.intp)) for c, members in classes.values()],
-        cache_groups=[
-            CacheGroup(
-                namespace,
-                np.array(members, dtype=np.intp),
-                np.array([index.register(ranks[i].holder) for i in members], dtype=np.intp),
-            )
-            for namespace, members in caches.items()
-        ],
+        rows=rows,
+        roles=np.array([_ROLES[owner.role] for owner in owners], np.int64),
+        protocol=np.array([protocols.setdefault(o.protocol, len(protocols)) for o in owners], np.int64),
+        locations=np.ascontiguousarray(facts[:, t.LOCATION :].T),
+        prefill_terms=np.ascontiguousarray(speeds[:, t.PREFILL_A : t.PREFILL_D + 1].T),
+        link_latency_s=speeds[:, t.NIC_LATENCY_S].copy(),
+        kv_bytes_per_token=speeds[:, t.KV_BYTES].copy(),
+        kv_capacity_tokens=facts[:, t.CAPACITY_TOKENS].copy(),
+        cache_groups=groups,
+        group_of=group_of,
+        can_fetch=facts[:, t.FETCHES] != 0,
+        any_fetches=bool(facts[:, t.FETCHES].any()),
+        class_ids=facts[:, t.CLASS].copy(),
+        limit_tokens=np.where(facts[:, t.CAPACITY_KNOWN] != 0, facts[:, t.CAPACITY_TOKENS], _UNLIMITED),
+        nic_s_per_byte=speeds[:, t.NIC_S_PER_BYTE].copy(),
+        block_size=max(groups, key=lambda g: len(g.members)).namespace.block_size
+        if groups
+        else DEFAULT_BLOCK_SIZE,
         excluded=excluded,
     )
 
@@ -119,7 +124,3 @@ def cache_namespace(owner: InstanceState, model: str, block_size: int) -> Namesp
     if served.parent is None:
         return Namespace(model=served.name, block_size=block_size)
     return Namespace(model=served.parent, block_size=block_size, lora=served.name)
-
-
-def _with_role(owners: list[InstanceState], role: Role) -> Flags:
-    return np.array([owner.role is role for owner in owners], dtype=np.bool_)

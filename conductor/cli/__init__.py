@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from conductor import __version__
-from conductor.cli import config_command, emulate, index, replay, serve, warm
-from conductor.config import ConfigError
+from conductor.cli.start_up import without_collections
 
 __all__ = ["app", "main"]
+
+app: typer.Typer  # made when it is asked for
+_COMMANDS = {
+    "serve": "serve",
+    "emulate": "emulate",
+    "replay": "replay",
+    "index": "index",
+    "config": "config_command",
+    "warm": "warm",
+}  # and the modules that they are in: a command starts sooner without what the others import
 
 
 def _print_version(wanted: bool) -> None:
@@ -20,21 +30,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(
-    name="conductor",
-    help=(
-        "Global KV-cache-aware scheduler and router for LLM inference clusters.\n\n"
-        "Start with [bold]conductor serve --emulate 2p2d[/bold]: an OpenAI-compatible front door on port 8000 over "
-        "two prefill and two decode engines, emulated."
-    ),
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    add_completion=True,
-)
-
-
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
@@ -43,18 +38,40 @@ def _options(
     pass
 
 
-app.command("serve")(serve.serve)
-app.command("emulate")(emulate.emulate)
-app.command("replay")(replay.replay)
-app.command("index")(index.index)
-app.command("config")(config_command.config)
-app.command("warm")(warm.warm)
+def _make_app(commands: list[str]) -> typer.Typer:
+    made = typer.Typer(
+        name="conductor",
+        help=(
+            "Global KV-cache-aware scheduler and router for LLM inference clusters.\n\n"
+            "Start with [bold]conductor serve --emulate 2p2d[/bold]: an OpenAI-compatible front door on port 8000 "
+            "over two prefill and two decode engines, emulated."
+        ),
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        add_completion=True,
+    )
+    made.callback()(_options)
+    for command in commands:
+        module = importlib.import_module(f"conductor.cli.{_COMMANDS[command]}")
+        made.command(command)(getattr(module, command))
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return _make_app(list(_COMMANDS))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
     """Console script: configuration errors are one line and exit code 2."""
+    named = [argument for argument in sys.argv[1:2] if argument in _COMMANDS]
+    with without_collections():
+        made = _make_app(named or list(_COMMANDS))
+        from conductor.config import ConfigError
     try:
-        app()
+        made()
     except ConfigError as error:
         print(f"conductor: {error}", file=sys.stderr)
         sys.exit(2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from fastapi import APIRouter
 
@@ -12,12 +13,14 @@ from cache_index import (
     EventSource,
     EventSources,
     MooncakeEventSource,
+    StreamPosition,
     StreamStats,
     TrtllmEventSource,
     VllmEventSource,
 )
 from cache_index.lmcache import make_lmcache_router
 from cache_index.lmcache_directory import LMCacheDirectory
+from cache_index.prompt_match import PromptMatcher
 from cache_index.push import make_push_router
 from cache_index.push_ingest import PushIngest
 
@@ -40,9 +43,12 @@ class EventFeeds:
             "TensorRT-LLM": trtllm,
             "Mooncake": mooncake,
         }
+        self.index = index
+        self._replayable = engines
         self._sources: tuple[EventSource, ...] = (engines, trtllm, mooncake)
         self._push = PushIngest(index, clock)
         self._lmcache = LMCacheDirectory(index)
+        self.prompts = PromptMatcher(index, self._lmcache)
         self._clock = clock
 
     def start(self) -> None:
@@ -63,6 +69,23 @@ class EventFeeds:
     def stream_stats(self) -> list[StreamStats]:
         stats = [s for source in self._sources for s in source.stream_stats()]
         return stats + self._push.stream_stats() + self._lmcache.stream_stats()
+
+    @contextmanager
+    def paused(self) -> Iterator[Sequence[StreamPosition]]:
+        """Nothing of the streams that can resume is applied meanwhile; where they are.
+
+        A holder of which others tell as well is left out: what those told cannot be told apart.
+        """
+        with self._replayable.paused() as positions:
+            others = self._push.stream_stats() + self._lmcache.stream_stats()
+            for source in self._sources:
+                others += [] if source is self._replayable else source.stream_stats()
+            unclear = {stats.holder for stats in others}
+            yield [each for each in positions if each.config.holder not in unclear]
+
+    def resume(self, positions: Sequence[StreamPosition]) -> None:
+        """Before streams are added: what the index has of them, which was loaded."""
+        self._replayable.resume(positions)
 
     async def expire_forever(self) -> None:
         """Forget LMCache servers that stopped sending heartbeats."""

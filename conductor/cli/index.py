@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import time
 from contextlib import AsyncExitStack
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 import uvicorn
@@ -15,22 +17,34 @@ from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from rich.console import Console
 
-from cache_index import CacheIndex
 from conductor import __version__
 from conductor.cache_rest import make_cache_router
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.file_limit import raise_file_limit
+from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
 from conductor.config import Config, ConfigError, load_config
+from conductor.index_registrations import RegistrationBook
+from conductor.index_snapshots import IndexSnapshots
 from conductor.indexer import IndexerService, make_indexer_router
-from conductor.metrics import IndexCollector
+from conductor.metrics import IndexCollector, RegistrationCollector
 from router.server import PlainServer, listen
+
+DEFAULT_PORT = 8090
 
 
 def index(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8090,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    config_file: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file (docs/configuration.md).")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help=f"Port to listen on (default {DEFAULT_PORT}).")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Folder for what survives a restart: registrations and the index.")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error (default info).")
+    ] = None,
 ) -> None:
     """Serve the cache index alone, for routers of your own.
 
@@ -39,7 +53,12 @@ def index(
     LMCache servers whose coordinator is http://HOST:PORT/lmcache, and by POST /v1/events. Also
     /v1/cache/lookup, /v1/cache/tree, /v1/cache/streams, /metrics, /health and /docs.
     """
-    config = load_config(flags={"server": {"host": host, "port": port}, "log": {"level": log_level}})
+    flags: dict[str, Any] = {
+        "server": {name: value for name, value in (("host", host), ("port", port)) if value is not None},
+        "log": {} if log_level is None else {"level": log_level},
+        "state_dir": state_dir,
+    }
+    config = load_config(config_file, {name: value for name, value in flags.items() if value})
     configure_logs(config.log)
     raise_file_limit()
     uvloop.run(_serve(config))
@@ -50,16 +69,24 @@ async def _serve(config: Config) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     async with AsyncExitStack() as stack:
-        cache_index = CacheIndex()
-        feeds = EventFeeds(cache_index, time.monotonic)
+        state = open_state(config)
+        feeds, snapshots = restored_feeds(config, state, time.monotonic)
+        if snapshots is not None:
+            stack.callback(snapshots.close)
+        book = RegistrationBook(state.store)
+        service = IndexerService(feeds.index, feeds.by_kind, feeds.prompts, keep=book.save)
+        book.restore(service.register)
         feeds.start()
         stack.callback(feeds.close)
+        if snapshots is not None:
+            snapshots.start()
         expiry = asyncio.create_task(feeds.expire_forever())
         stack.callback(expiry.cancel)
-        app = _make_app(cache_index, feeds)
-        address = f"{config.server.host}:{config.server.port}"
+        app = _make_app(service, feeds, book, snapshots)
+        port = config.server.port if "port" in config.server.model_fields_set else DEFAULT_PORT
+        address = f"{config.server.host}:{port}"
         try:
-            listening = listen(config.server.host, config.server.port)
+            listening = listen(config.server.host, port)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {address} ({error.strerror}); choose another port with --port"
@@ -67,6 +94,7 @@ async def _serve(config: Config) -> None:
         server = PlainServer(
             uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
         )
+        gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         console = Console(stderr=True)
         console.print(f"index  http://{address}  (POST /register, /query; API at /docs)", highlight=False)
@@ -75,14 +103,17 @@ async def _serve(config: Config) -> None:
         await serving
 
 
-def _make_app(cache_index: CacheIndex, feeds: EventFeeds) -> FastAPI:
+def _make_app(
+    service: IndexerService, feeds: EventFeeds, book: RegistrationBook, snapshots: IndexSnapshots | None
+) -> FastAPI:
     app = FastAPI(title="Conductor index", version=__version__)
-    app.include_router(make_indexer_router(IndexerService(cache_index, feeds.by_kind)))
-    app.include_router(make_cache_router(cache_index, feeds))
+    app.include_router(make_indexer_router(service))
+    app.include_router(make_cache_router(feeds.index, feeds))
     for router, prefix in feeds.routers():
         app.include_router(router, prefix=prefix)
     registry = CollectorRegistry()
-    registry.register(IndexCollector(cache_index, feeds))
+    registry.register(IndexCollector(feeds.index, feeds, snapshots))
+    registry.register(RegistrationCollector(lambda: book.failures))
 
     @app.get("/health", tags=["operations"])
     async def health() -> dict[str, str]:

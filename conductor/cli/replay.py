@@ -16,14 +16,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from conductor.cli.decision_replay import replay_decisions
 from conductor.cli.live_replay import ReplayPlan, RequestResult, replay_trace, report
 from simulator.traces import TraceError, TraceRecord, read_mooncake
 
 
 def replay(
     trace: Annotated[
-        Path, typer.Argument(help="Mooncake JSONL: timestamp, input_length, output_length, hash_ids.")
-    ],
+        Path | None, typer.Argument(help="Mooncake JSONL: timestamp, input_length, output_length, hash_ids.")
+    ] = None,
     url: Annotated[str, typer.Option(help="The front door.")] = "http://127.0.0.1:8000",
     model: Annotated[
         str | None, typer.Option(help="Model to ask for; default: the first one served.")
@@ -35,14 +36,34 @@ def replay(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on stdout instead of tables.")
     ] = False,
+    decisions: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a trace: decisions recorded by conductor serve --record FILE."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="With --decisions: what this policy would have chosen.")
+    ] = None,
 ) -> None:
     """Replay TRACE over HTTP and print TTFT/TBT percentiles, reuse rate and requests per instance.
 
     Prompts are token ids generated from the trace's block hashes, so equal hashes are equal tokens and the
     cache is exercised as recorded. Times are real seconds: with --speed 10, start the engines ten times faster
     too (conductor serve --emulate 2p2d --emulate-speed 10). Exit code 1 when any request failed.
+
+    With --decisions FILE, recorded decisions are decided again, without any server: exit code 0 when all come
+    out the same to the last bit, 1 naming the first difference.
     """
     console = Console(stderr=True)
+    if (trace is None) == (decisions is None):
+        console.print("give either a TRACE or --decisions FILE", style="red")
+        raise typer.Exit(2)
+    if policy is not None and decisions is None:
+        console.print("--policy belongs to --decisions FILE", style="red")
+        raise typer.Exit(2)
+    if decisions is not None:
+        replay_decisions(decisions, policy, as_json=as_json)
+        return
+    assert trace is not None
     try:
         requests = list(islice(read_mooncake(trace), limit))
     except (TraceError, OSError) as error:

@@ -20,22 +20,32 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cache_index import CacheIndex, Holder, LoadStat, SglangLoadFeeds
+from cache_index import Holder, LoadStat, SglangLoadFeeds
+from conductor.admission_metrics import AdmissionCollector
+from conductor.cache_lookup import make_lookup_router
 from conductor.cache_rest import make_cache_router
+from conductor.cli.admission import make_dispatcher, make_gate, save_lengths
 from conductor.cli.emulation import EmulatedCluster
-from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.file_limit import raise_file_limit
+from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
-from conductor.cluster import Cluster, make_instance
+from conductor.cli.recording import scheduler_kind, start_recording
+from conductor.cli.tokenization import PlacementTokens
+from conductor.cluster import Cluster
 from conductor.config import Config, ConfigError, InstanceConfig, load_config
-from conductor.costs import CATALOGUE, PrefillCalibration, dump_calibrations, load_calibrations
+from conductor.costs import Calibration, dump_calibrations, load_calibrations
 from conductor.discovery import EventEndpoints, reported_load
+from conductor.dispatcher import Dispatcher
+from conductor.engine_caches import EngineCaches
+from conductor.membership import Membership, endpoints_of, instance_of
 from conductor.metrics import ClusterCollector, IndexCollector
 from conductor.monitor import ClusterMonitor
+from conductor.placement_metrics import PlacementCollector
 from conductor.policies import make_policy
-from conductor.rest import make_rest_router
+from conductor.prefix_lookup import IndexLookup
+from conductor.rest import Reservations, make_rest_router
 from conductor.scheduler import Objectives, Scheduler, SuspensionPolicy
-from conductor.state_store import FileStateStore, MemoryStateStore, StateStore
+from conductor.state_store import StateStore
 from router import (
     EngineTokenizer,
     FrontDoorServer,
@@ -67,6 +77,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (default 8000).")] = None,
     policy: Annotated[str | None, typer.Option(help="Placement policy (default slo).")] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Record every decision here, for conductor replay --decisions.")
+    ] = None,
     emulate_speed: Annotated[
         float | None, typer.Option(help="Emulated engines run this many times faster than their hardware.")
     ] = None,
@@ -87,7 +100,7 @@ def serve(
     """
     flags = {
         "server": _given(host=host, port=port),
-        "scheduling": _given(policy=policy),
+        "scheduling": _given(policy=policy, record=record),
         "emulation": _given(cluster=emulate, speed=emulate_speed),
         "log": _given(level=log_level),
     }
@@ -119,30 +132,57 @@ async def _serve(config: Config) -> None:
             emulated = EmulatedCluster(config.emulation)
             instances += emulated.instances()
         cluster = _make_cluster(instances)
-        store: StateStore = FileStateStore(config.state_dir) if config.state_dir else MemoryStateStore()
-        index = CacheIndex()
-        feeds = EventFeeds(index, clock)
-        scheduler = Scheduler(
+        state = open_state(config)
+        store = state.store
+        feeds, snapshots = restored_feeds(config, state, clock)
+        index = feeds.index
+        id_prefix = f"{secrets.token_hex(4)}-"
+        scheduler = scheduler_kind(config.scheduling)(
             cluster,
             index,
-            make_policy(config.scheduling.policy),
+            make_policy(
+                config.scheduling.policy, config.scheduling.policy_parameters, config.scheduling.seed
+            ),
             Objectives(config.scheduling.objectives.ttft_s, config.scheduling.objectives.tbt_s),
             SuspensionPolicy(config.scheduling.suspend_after_failures, config.scheduling.suspend_s),
             aliases={alias: model.name for model in config.models for alias in model.aliases},
             calibrations=_saved_calibrations(store),
-            id_prefix=f"{secrets.token_hex(4)}-",
+            gate=make_gate(config.scheduling.admission, store),
+            lookup=IndexLookup(index, feeds.prompts),
+            id_prefix=id_prefix,
             records=config.scheduling.records,
         )
+        stack.callback(lambda: save_lengths(scheduler.gate, store))
         stack.callback(lambda: store.put(_CALIBRATION_KEY, dump_calibrations(scheduler.calibrations)))
+        journal = start_recording(config.scheduling, scheduler, id_prefix=id_prefix)
+        if journal is not None:
+            stack.callback(journal.close)
+        reservations = Reservations(scheduler, clock, ttl_s=config.scheduling.reservation_ttl_s)
+        membership = Membership(scheduler, clock, instances)
+        engine_caches = EngineCaches(cluster, index, feeds.prompts, membership.configs, scheduler.aliases)
 
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
-        services = _make_services(config, scheduler, client, clock, emulated)
+        dispatcher = make_dispatcher(config.scheduling.admission, scheduler)
+        services = _make_services(config, scheduler, dispatcher, client, clock, emulated)
+        services.metrics.registry.register(AdmissionCollector(scheduler.gate, dispatcher))
         services.metrics.registry.register(ClusterCollector(scheduler, clock))
-        services.metrics.registry.register(IndexCollector(index, feeds))
+        services.metrics.registry.register(PlacementCollector(scheduler, clock, reservations, journal))
+        rest = make_rest_router(
+            scheduler,
+            clock,
+            reservations=reservations,
+            membership=membership,
+            tokenize=PlacementTokens(services.tokens),
+        )
+        services.metrics.registry.register(IndexCollector(index, feeds, snapshots))
         app = create_app(
             services,
             not_ready_reason=lambda: scheduler.why_not_ready(clock()),
-            routers=[make_rest_router(scheduler, index, clock), make_cache_router(index, feeds)],
+            routers=[
+                rest,
+                make_cache_router(index, feeds),
+                make_lookup_router(index, feeds.prompts, engine_caches),
+            ],
         )
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
@@ -157,10 +197,13 @@ async def _serve(config: Config) -> None:
         if emulated is not None:
             stack.push_async_callback(emulated.stop)
             await emulated.start()
+        if snapshots is not None:
+            snapshots.start()
+            stack.callback(snapshots.close)
         feeds.start()
         stack.callback(feeds.close)
-        expiry = asyncio.create_task(feeds.expire_forever())
-        stack.callback(expiry.cancel)
+        for keeper in (feeds.expire_forever(), reservations.expire_forever(), membership.check_forever()):
+            stack.callback(asyncio.create_task(keeper).cancel)
         loads = SglangLoadFeeds(_deliver_on_loop(scheduler, clock))
         loads.start()
         stack.callback(loads.close)
@@ -171,11 +214,15 @@ async def _serve(config: Config) -> None:
             interval_s=config.health.interval_s,
             timeout_s=config.health.timeout_s,
             unhealthy_after=config.health.unhealthy_after,
-            endpoint_overrides=_endpoint_overrides(instances),
+            endpoint_overrides=_endpoint_overrides(membership.configs()),
+            on_up=engine_caches.up,
             on_down=services.instance_lost,
+            on_left=engine_caches.left,
             follow_load=loads.follow,
+            unfollow_load=loads.unfollow,
         )
         monitor.start()
+        membership.watcher = monitor
         stack.push_async_callback(monitor.close)
         stack.push_async_callback(server.stop)
         console = Console(stderr=True)
@@ -204,22 +251,11 @@ def _deliver_on_loop(scheduler: Scheduler, clock: Callable[[], float]) -> Callab
 def _make_cluster(instances: list[InstanceConfig]) -> Cluster:
     cluster = Cluster()
     for instance in instances:
-        cluster.add(
-            make_instance(
-                instance_id=instance.id,
-                url=instance.url,
-                role=instance.role,
-                instance_class=CATALOGUE[instance.instance_class],
-                protocol=instance.protocol,
-                ranks=instance.ranks,
-                block_size=instance.block_size,
-                api_key=instance.api_key,
-            )
-        )
+        cluster.add(instance_of(instance))
     return cluster
 
 
-def _saved_calibrations(store: StateStore) -> dict[str, PrefillCalibration]:
+def _saved_calibrations(store: StateStore) -> dict[str, Calibration]:
     saved = store.get(_CALIBRATION_KEY)
     try:
         return load_calibrations(saved) if saved is not None else {}
@@ -231,6 +267,7 @@ def _saved_calibrations(store: StateStore) -> dict[str, PrefillCalibration]:
 def _make_services(
     config: Config,
     scheduler: Scheduler,
+    dispatcher: Dispatcher,
     client: httpx.AsyncClient,
     clock: Callable[[], float],
     emulated: EmulatedCluster | None,
@@ -258,6 +295,7 @@ def _make_services(
     metrics = RouterMetrics()
     return RouterServices(
         scheduler,
+        dispatch=dispatcher,
         settings=RouterSettings(
             max_body_bytes=config.server.max_body_bytes,
             max_attempts=config.routing.max_attempts,
@@ -275,12 +313,7 @@ def _make_services(
 
 def _endpoint_overrides(instances: list[InstanceConfig]) -> dict[str, dict[int, EventEndpoints]]:
     return {
-        instance.id: {
-            rank: EventEndpoints(stream.endpoint, stream.replay_endpoint, stream.topic)
-            for rank, stream in enumerate(instance.kv_events)
-        }
-        for instance in instances
-        if instance.kv_events is not None
+        instance.id: endpoints for instance in instances if (endpoints := endpoints_of(instance)) is not None
     }
 
 

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from conductor.costs import Floats
-from conductor.policies.candidates import Candidates, Choice, least
-
-# A placement that misses an objective loses to every placement that meets it.
-_MISSED = 1e3
+from conductor.policies.candidates import Candidates, Choice
+from conductor.policies.parameters import whole_number
+from conductor.policies.slo_kernel import choose
 
 
 class Slo:
-    """Minimise TTFT and TBT, each as a fraction of its objective, a missed objective counting above all.
+    """Minimise TTFT as a fraction of its objective, TBT as the square of its, and the delay inflicted on others.
 
-    Scores of a pair are a sum of a term of the prefill rank and a term of the decode rank, so the best pair is
-    found without building the matrix of pairs.
+    A missed objective counts above all. Prefix plan, queue, interference, hand-off over the link between the
+    two ranks and decode step are those of `Candidates`; prefill and decode rank are chosen together. A decode
+    rank that would compute at most ``decode_prefill_tokens`` may prefill itself, which saves the hand-off
+    (conditional disaggregation); 0 forbids it.
     """
 
     name = "slo"
 
+    def __init__(self, *, decode_prefill_tokens: int = 512) -> None:
+        self._decode_prefill_tokens = whole_number("decode_prefill_tokens", decode_prefill_tokens)
+        self._choice = np.empty(2, np.int64)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Slo:
+        return self  # it remembers nothing
+
     def choose(self, candidates: Candidates) -> Choice | None:
         c = candidates
-        ttft_s = c.ttft_s
-        whole = least(self._score(c, ttft_s), c.is_mixed, c.placements)
-        prefill = least(ttft_s, c.can_prefill, c.placements)
-        if prefill is None:
-            return None if whole is None else Choice(whole, whole)
-        pair_score = self._score(c, ttft_s[prefill] + c.hand_off_s)
-        decode = least(pair_score, c.can_decode, c.placements)
-        if decode is None:
-            return None if whole is None else Choice(whole, whole)
-        if whole is not None and self._score(c, ttft_s)[whole] <= pair_score[decode]:
-            return Choice(whole, whole)
-        return Choice(prefill, decode)
-
-    @staticmethod
-    def _score(c: Candidates, ttft_s: Floats) -> Floats:
-        ttft, tbt = ttft_s / c.ttft_objective_s, c.tbt_s / c.tbt_objective_s
-        missed = (ttft > 1.0).astype(np.float64) + (tbt > 1.0)
-        score: Floats = ttft + tbt + _MISSED * missed
-        return score
+        found = choose(
+            c.roles,
+            c.protocol,
+            c.fits,
+            c.prompt_tokens,
+            c.plan_tokens,
+            c.local_tokens,
+            c.placements,
+            c.locations,
+            c.queue_s,
+            c.prefill_s,
+            c.inflicted_s,
+            c.wait_s,
+            c.tbt_s,
+            c.kv_s_per_token,
+            c.link_latency_s,
+            c.kv_bytes_per_token,
+            c.links,
+            c.ttft_objective_s,
+            c.tbt_objective_s,
+            self._decode_prefill_tokens,
+            self._choice,
+        )
+        if not found:
+            return None
+        prefill, decode = self._choice.tolist()
+        return Choice(prefill, decode, int(c.plan_peer[prefill]))

@@ -3,8 +3,8 @@
 import pytest
 
 from cache_index import Holder
+from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Cluster, EngineFacts, Health, PendingPrefill, ServedModel, make_instance
-from conductor.costs import LLAMA_8B_H100
 from conductor.placement import Role
 
 
@@ -21,16 +21,16 @@ def _instance(instance_id: str = "a", url: str = "http://10.0.0.1:8000", ranks: 
 
 def test_the_queue_is_what_is_pending_less_the_progress_of_the_running_one() -> None:
     rank = _instance().ranks[0]
-    rank.add_prefill("p1", PendingPrefill(1.0, observed=True), now_s=10.0)
-    rank.add_prefill("p2", PendingPrefill(2.0, observed=True), now_s=10.0)
+    rank.add_prefill("p1", PendingPrefill(1.0, 16, observed=True), now_s=10.0)
+    rank.add_prefill("p2", PendingPrefill(2.0, 16, observed=True), now_s=10.0)
     assert rank.queue_s(10.0) == pytest.approx(3.0)
     assert rank.queue_s(10.4) == pytest.approx(2.6)
 
 
 def test_an_observed_prefill_that_is_late_holds_up_those_behind_it() -> None:
     rank = _instance().ranks[0]
-    rank.add_prefill("p1", PendingPrefill(1.0, observed=True), now_s=0.0)
-    rank.add_prefill("p2", PendingPrefill(2.0, observed=True), now_s=0.0)
+    rank.add_prefill("p1", PendingPrefill(1.0, 16, observed=True), now_s=0.0)
+    rank.add_prefill("p2", PendingPrefill(2.0, 16, observed=True), now_s=0.0)
     assert rank.queue_s(5.0) == pytest.approx(2.0)
     assert rank.end_prefill("p1", 5.0) == pytest.approx(5.0)
     assert rank.queue_s(5.5) == pytest.approx(1.5)
@@ -38,17 +38,18 @@ def test_an_observed_prefill_that_is_late_holds_up_those_behind_it() -> None:
 
 def test_an_unobserved_prefill_ends_as_predicted() -> None:
     rank = _instance().ranks[0]
-    rank.add_prefill("p1", PendingPrefill(1.0, observed=False), now_s=0.0)
-    rank.add_prefill("p2", PendingPrefill(2.0, observed=True), now_s=0.0)
+    rank.add_prefill("p1", PendingPrefill(1.0, 16, observed=False), now_s=0.0)
+    rank.add_prefill("p2", PendingPrefill(2.0, 16, observed=True), now_s=0.0)
     assert rank.queue_s(1.5) == pytest.approx(1.5)
-    assert "p1" not in rank.prefills
+    rank.add_prefill("p3", PendingPrefill(1.0, 16, observed=True), now_s=1.5)
+    assert list(rank.prefills) == ["p2", "p3"], "what ended as predicted is forgotten with the next change"
     assert rank.end_prefill("p1", 2.0) is None
 
 
 def test_a_prefill_that_ends_out_of_order_tells_no_service_time() -> None:
     rank = _instance().ranks[0]
-    rank.add_prefill("p1", PendingPrefill(1.0, observed=True), now_s=0.0)
-    rank.add_prefill("p2", PendingPrefill(2.0, observed=True), now_s=0.0)
+    rank.add_prefill("p1", PendingPrefill(1.0, 16, observed=True), now_s=0.0)
+    rank.add_prefill("p2", PendingPrefill(2.0, 16, observed=True), now_s=0.0)
     assert rank.end_prefill("p2", 0.5) is None
     assert rank.queue_s(0.5) == pytest.approx(0.5)
     assert rank.end_prefill("p1", 0.9) == pytest.approx(0.9)

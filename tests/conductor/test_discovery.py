@@ -8,10 +8,17 @@ import httpx
 import pytest
 from aiohttp import web
 
-from cache_index import CacheIndex, Holder, StreamConfig
+from cache_index import (
+    CacheIndex,
+    EventSources,
+    Holder,
+    StreamConfig,
+    TrtllmEventSource,
+    VllmEventSource,
+)
 from cache_index.sglang_load import LoadStat
+from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Cluster, Health, make_instance
-from conductor.costs import LLAMA_8B_H100
 from conductor.discovery import (
     ProbeError,
     fetch_event_endpoints,
@@ -87,6 +94,7 @@ class FakeEngine:
             "/kv_event_sources": SOURCES,
             "/metrics": METRICS,
         }
+        self.polled_events: list[dict[str, object]] | None = None  # a list makes it a TensorRT-LLM server
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -97,6 +105,8 @@ class FakeEngine:
     async def start(self) -> None:
         app = web.Application()
         app.router.add_get("/health", self._health)
+        if self.polled_events is not None:
+            app.router.add_post("/kv_cache_events", self._drain)
         app.router.add_get("/{path:.*}", self._get)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
@@ -108,6 +118,10 @@ class FakeEngine:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        taken, self.polled_events = self.polled_events, []
+        return web.json_response(taken)
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health)
@@ -236,6 +250,102 @@ async def test_replay_and_load_feed_are_optional(engine: FakeEngine, client: htt
     assert load_endpoints(_instance(engine.url), found) == {}
 
 
+TRTLLM_ITERATION = {
+    "iter": 154,
+    "kvCacheStats": {"maxNumBlocks": 200, "usedNumBlocks": 50, "tokensPerBlock": 64},
+    "numActiveRequests": 3,
+    "numQueuedRequests": 2,
+}
+
+
+@pytest.fixture
+async def trtllm() -> AsyncIterator[FakeEngine]:
+    engine = FakeEngine()
+    engine.answers = {"/v1/models": MODELS, "/metrics": [TRTLLM_ITERATION], "/server_info": {}}
+    tokens = [{"token_id": token} for token in range(64)]
+    stored = {"type": "stored", "parent_hash": None, "blocks": [{"block_hash": 7, "tokens": tokens}]}
+    engine.polled_events = [
+        {"event_id": 0, "data": {"type": "created", "num_blocks_per_cache_level": [200, 0]}},
+        {"event_id": 1, "data": stored},
+    ]
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def test_tensorrt_llm_is_known_by_its_route_and_loses_no_event(
+    trtllm: FakeEngine, client: httpx.AsyncClient
+) -> None:
+    instance = _instance(trtllm.url, ranks=2)
+    facts, endpoints, metrics = await probe(client, instance, now_s=5.0)
+    assert (facts.block_size, facts.kv_capacity_blocks, facts.publishes_events) == (64, 200, True)
+    load = metrics.loads[0]
+    assert (load.running, load.waiting, load.kv_usage) == (3, 2, 0.25)
+    streams = stream_configs(instance, facts, endpoints)
+    assert [(s.holder, s.endpoint, s.block_size) for s in streams] == [
+        (Holder("a", rank), trtllm.url, 64) for rank in (0, 1)
+    ]
+    assert trtllm.polled_events is not None and len(trtllm.polled_events) == 2
+    trtllm.answers["/metrics"] = []  # idle since its start
+    facts, *_ = await probe(client, instance, now_s=5.0)
+    assert (facts.block_size, facts.kv_capacity_blocks) == (32, None)
+
+
+async def test_tensorrt_llm_is_polled_without_configuration(trtllm: FakeEngine) -> None:
+    cluster = Cluster()
+    cluster.add(_instance(trtllm.url))
+    index = CacheIndex()
+    scheduler = Scheduler(cluster, index, make_policy("slo"), Objectives(), SuspensionPolicy())
+    events = EventSources({"tcp": VllmEventSource(index), "http": TrtllmEventSource(index, interval_s=0.01)})
+    events.start()
+    monitor = ClusterMonitor(
+        scheduler, events, time.monotonic, interval_s=0.02, timeout_s=5.0, unhealthy_after=2
+    )
+    monitor.start()
+    try:
+        await _until(lambda: len(index.residencies(Holder("a"))) == 1)
+        assert events.stream_stats()[0].state == "warm"
+        scheduler.instance_down("a", "test")  # it failed a request, but its process lives
+        await _until(lambda: len(index.residencies(Holder("a"))) == 1)
+    finally:
+        await monitor.close()
+        await asyncio.to_thread(events.close)
+
+
+@pytest.mark.parametrize("metrics", [{"iter": 1}, ["text"], [{"kvCacheStats": [1]}]])
+async def test_strange_iteration_statistics_are_a_precise_error(
+    engine: FakeEngine, client: httpx.AsyncClient, metrics: object
+) -> None:
+    engine.answers["/metrics"] = metrics
+    with pytest.raises(ProbeError, match="/metrics"):
+        await fetch_metrics(client, engine.url, 0.0)
+
+
+async def test_metrics_that_do_not_come_say_nothing() -> None:
+    """An idle TensorRT-LLM server waits seconds for an iteration; that must not look like a dead engine."""
+
+    async def wait(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.5)
+        return web.json_response([])
+
+    app = web.Application()
+    app.router.add_get("/metrics", wait)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with httpx.AsyncClient(timeout=0.05, trust_env=False) as client:
+            found = await fetch_metrics(client, f"http://127.0.0.1:{runner.addresses[0][1]}", 0.0)
+    finally:
+        await runner.cleanup()
+    assert (found.loads, found.block_size) == ({}, None)
+
+
+async def test_models_tell_where_they_were_loaded_from(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+    engine.answers["/v1/models"] = {"data": [{"id": "tiny", "root": "/models/tiny"}, {"id": "x"}]}
+    assert [model.root for model in await fetch_models(client, engine.url)] == ["/models/tiny", None]
+
+
 @pytest.mark.parametrize(
     "events",
     [
@@ -315,7 +425,8 @@ async def test_an_engine_comes_up_goes_and_comes_back_with_its_stream_read_anew(
     assert "ConnectError" in instance.health_reason
     await engine.start()
     await _until(lambda: instance.health is Health.UP)
-    assert events.calls == [("add", Holder("a", 0)), ("resync", Holder("a", 0))]
+    resync = ("resync", Holder("a", 0))  # on the way down and on the way up
+    assert events.calls == [("add", Holder("a", 0)), resync, resync]
 
 
 async def test_a_load_feed_is_followed(engine: FakeEngine) -> None:

@@ -9,7 +9,19 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from kv_publisher import KvPublisher
 
-from cache_index import CacheIndex, VllmEventSource, sequence_hashes
+from cache_index import (
+    CacheIndex,
+    MooncakeEventSource,
+    TrtllmEventSource,
+    VllmEventSource,
+    sequence_hashes,
+)
+from cache_index.lmcache import make_lmcache_router
+from cache_index.lmcache_directory import LMCacheDirectory
+from cache_index.lmcache_keys import chunk_hashes
+from cache_index.prompt_match import PromptMatcher
+from cache_index.push import make_push_router
+from cache_index.push_ingest import PushIngest
 from conductor.indexer import IndexerService, make_indexer_router
 
 BLOCK = 16
@@ -167,3 +179,118 @@ def test_bad_bodies_name_the_field(api: TestClient, path: str, body: dict, field
     answer = api.post(path, json=body)
     assert answer.status_code == 422
     assert field in answer.text
+
+
+# --- stores beside the engines -------------------------------------------------------------------------
+
+
+class Beside:
+    """The whole service: engines that register, LMCache servers that report, stores that push."""
+
+    def __init__(self) -> None:
+        index = CacheIndex()
+        self.events = VllmEventSource(index)
+        self.polled = TrtllmEventSource(index, interval_s=0.01)
+        self.mooncake = MooncakeEventSource(index)
+        self.sources = (self.events, self.polled, self.mooncake)
+        for source in self.sources:
+            source.start()
+        lmcache = LMCacheDirectory(index)
+        kinds = {"vLLM": self.events, "TensorRT-LLM": self.polled, "Mooncake": self.mooncake}
+        app = FastAPI()
+        service = IndexerService(index, kinds, PromptMatcher(index, lmcache))
+        app.include_router(make_indexer_router(service))
+        app.include_router(make_lmcache_router(lmcache, lambda: 1.0), prefix="/lmcache")
+        app.include_router(make_push_router(PushIngest(index, lambda: 1.0)))
+        self.api = TestClient(app)
+
+    def lmcache_holds(self, server: str, chunks: int, ip: str = "127.0.0.1") -> None:
+        self.api.post("/lmcache/instances", json={"instance_id": server, "ip": ip, "http_port": 8080})
+        key = {"model_name": "llama", "kv_rank": 0x01000100}
+        hashes = chunk_hashes(np.array(LONG, np.uint32))[:chunks]
+        entries = [{"key": {"chunk_hash_hex": each.hex(), **key}} for each in hashes]
+        batch = {"instance_id": server, "incarnation": 1, "seq": 1, "event_type": "store", "tier": "l1"}
+        answer = self.api.post(
+            "/lmcache/events", json={"batches": [{**batch, "backend": "dram", "entries": entries}]}
+        )
+        assert answer.json()["applied"] == 1
+
+    def ask(self, path: str = "/query", **fields: object) -> dict:
+        body = {"model": "llama", "token_ids": LONG, "block_size": BLOCK} | fields
+        answer = self.api.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["default"]
+
+
+LONG = list(range(1000, 1000 + 600))  # two chunks of 256 tokens and a piece
+
+
+@pytest.fixture
+def beside() -> Iterator[Beside]:
+    made = Beside()
+    with made.api:
+        yield made
+    for source in made.sources:
+        source.close()
+
+
+def test_what_an_lmcache_server_holds_counts_for_the_engines_of_its_host(
+    beside: Beside, engine: KvPublisher
+) -> None:
+    _register(beside.api, engine)
+    beside.lmcache_holds("mp-1", 2)
+    beside.lmcache_holds("mp-far", 1, ip="10.9.9.9")
+    merged = {"engine-0": _entry(0, 512, 512, r0=512)}
+    assert beside.ask() == merged
+    stores = {"lmcache:mp-1": _entry(0, 512, 512, r0=512), "lmcache:mp-far": _entry(0, 256, 256, r0=256)}
+    assert beside.ask("/v1/cache/lookup") == merged | stores
+    assert beside.ask("/v1/cache/lookup", instance_id="lmcache:mp-far") == {
+        "lmcache:mp-far": stores["lmcache:mp-far"]
+    }
+    assert beside.ask(cache_salt="s") == {"engine-0": _entry(0, 0, 0, r0=0)}
+    engine.stored([1], LONG[:BLOCK], BLOCK)
+    _until(beside.api, {"default": {"engine-0": _entry(16, 512, 512, r0=512)}}, tokens=LONG)
+    beside.api.post("/unregister", json={"instance_id": "engine-0"})
+    assert beside.ask() == {}
+    assert beside.ask("/v1/cache/lookup") == stores
+
+
+def test_an_engine_may_name_its_lmcache_servers(beside: Beside, engine: KvPublisher) -> None:
+    _register(beside.api, engine, lmcache_servers=["mp-far"])
+    beside.lmcache_holds("mp-1", 2)
+    beside.lmcache_holds("mp-far", 1, ip="10.9.9.9")
+    assert beside.ask() == {"engine-0": _entry(0, 256, 256, r0=256)}
+
+
+def test_who_pushes_events_is_in_the_answer(beside: Beside) -> None:
+    pushed = {"event_id": 1, "event_type": "stored", "model_name": "llama", "block_size": BLOCK}
+    pushed |= {"backend_id": "store-0", "medium": "cpu", "seq_hashes": [1], "token_ids": LONG[:BLOCK]}
+    assert beside.api.post("/v1/events", json=pushed).status_code == 200
+    assert beside.ask() == {"store-0": _entry(0, 16, 16, r0=16)}
+    assert beside.ask(instance_id="other") == {}
+    hashes = sequence_hashes(np.array(LONG, np.uint32), BLOCK).tolist()
+    body = {"model": "llama", "seq_hashes": hashes, "block_size": BLOCK}
+    assert beside.api.post("/query_by_hash", json=body).json()["default"] == {
+        "store-0": _entry(0, 16, 16, r0=16)
+    }
+
+
+def test_registering_as_another_kind_ends_the_former_stream(beside: Beside, engine: KvPublisher) -> None:
+    _register(beside.api, engine)
+    body = {"endpoint": "http://127.0.0.1:1", "type": "TensorRT-LLM", "modelname": "llama"}
+    body |= {"instance_id": "engine-0", "block_size": BLOCK}
+    assert beside.api.post("/register", json=body).status_code == 200
+    assert beside.events.stream_stats() == []
+    assert len(beside.polled.stream_stats()) == 1
+
+
+def test_a_mooncake_master_may_have_its_keys_listed(beside: Beside, engine: KvPublisher) -> None:
+    _register(
+        beside.api, engine, "pool", type="Mooncake", admin_endpoint="http://127.0.0.1:9003", reconcile_s=5
+    )
+    for field, value in (("admin_endpoint", "127.0.0.1:9003"), ("reconcile_s", 0), ("type", "vLLM")):
+        body = {"endpoint": engine.endpoint, "type": "Mooncake", "modelname": "m", "instance_id": "pool"}
+        body |= {"block_size": 16, "admin_endpoint": "http://127.0.0.1:9003", field: value}
+        answer = beside.api.post("/register", json=body)
+        assert answer.status_code == 422
+        assert (field if field != "type" else "admin_endpoint") in answer.text

@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Health
-from conductor.costs import LLAMA_8B_H100
+from conductor.costs import DEFAULT_LINKS, Distance
 from conductor.explanation import explain
 from conductor.placement import (
     FailureKind,
@@ -44,7 +45,8 @@ def test_the_prediction_is_queue_plus_prefill_plus_hand_off() -> None:
     scheduler = make_scheduler("pd")
     first = scheduler.place(request(8192, seed=1), 0.0)
     prefill_s = LLAMA_8B_H100.prefill_s(8192, np.array([0]))[0]
-    hand_off_s = LLAMA_8B_H100.hand_off_s(np.array([8192]))[0]
+    link_s = DEFAULT_LINKS[Distance.RACK].latency_s
+    hand_off_s = LLAMA_8B_H100.hand_off_s(np.array([8192]))[0] + link_s
     assert first.predicted_ttft_s == pytest.approx(prefill_s + hand_off_s)
     second = scheduler.place(request(8192, seed=2), 0.01)
     assert second.predicted_ttft_s == pytest.approx(2 * prefill_s - 0.01 + hand_off_s)
@@ -65,7 +67,7 @@ def test_namespaces_do_not_share_cache() -> None:
     assert scheduler.place(wanted, 0.0).overlap_tokens == 0
     assert scheduler.place(request(1024, model="adapter"), 0.0).overlap_tokens == 1024 - BLOCK
     assert scheduler.place(request(1024, model="adapter", cache_salt="s"), 0.0).overlap_tokens == 0
-    assert scheduler.place(request(1024, model="adapter", tenant="t"), 0.0).overlap_tokens == 0
+    assert scheduler.place(request(1024, model="adapter", cache_tenant="t"), 0.0).overlap_tokens == 0
 
 
 def test_aliases_are_resolved_and_listed() -> None:
@@ -100,6 +102,7 @@ def test_an_unreachable_instance_is_down_at_once_and_forgets_its_cache() -> None
     again = scheduler.place(wanted, 0.2)
     assert again.prefill.instance_id == "m1"
     scheduler.instance_up("m0", facts())
+    scheduler.cancelled(again.placement_id, 0.25)
     assert scheduler.place(wanted, 0.3).overlap_tokens == 0
     scheduler.check_invariants()
 
@@ -143,7 +146,7 @@ def test_calibration_learns_from_observed_prefills() -> None:
         scheduler.prefill_finished(placement.placement_id, now_s)
         scheduler.first_token(placement.placement_id, now_s)
         scheduler.finished(placement.placement_id, now_s, Usage(4096, 1, 0))
-    assert scheduler.calibrations[LLAMA_8B_H100.name].scale == pytest.approx(2.0, rel=0.02)
+    assert scheduler.calibrations[LLAMA_8B_H100.name].prefill.factor == pytest.approx(2.0, rel=0.02)
 
 
 def test_an_explanation_has_every_candidate_and_the_course_of_the_request() -> None:

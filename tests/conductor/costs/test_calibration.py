@@ -5,14 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.costs import (
-    CATALOGUE,
-    LLAMA_8B_H100,
-    LLAMA_70B_8XA800,
-    PrefillCalibration,
-    dump_calibrations,
-    load_calibrations,
-)
+from conductor.catalogue import INSTANCE_CLASSES, LLAMA_8B_H100, LLAMA_70B_8XA800
+from conductor.costs import Calibration, dump_calibrations, load_calibrations
+from conductor.costs.calibration import Scale
 
 
 @pytest.mark.parametrize(
@@ -43,7 +38,7 @@ def test_decode_step_of_8b_on_h100(sequences: int, context: int, measured_s: flo
 @given(st.integers(1, 200_000), st.data())
 def test_more_cache_never_costs_more(prompt_tokens: int, data: st.DataObject) -> None:
     cached = sorted(data.draw(st.lists(st.integers(0, prompt_tokens), min_size=2, max_size=2)))
-    for instance_class in CATALOGUE.values():
+    for instance_class in INSTANCE_CLASSES.values():
         less, more = instance_class.prefill_s(prompt_tokens, np.array(cached))
         assert more <= less + 1e-12
         assert more >= 0
@@ -55,35 +50,43 @@ def test_nothing_to_hand_off_costs_nothing() -> None:
     assert seconds[1] == pytest.approx(1e-3 + 1000 * 131072 / 25e9)
 
 
-@pytest.mark.parametrize("true_scale", [0.3, 1.0, 3.0])
-def test_calibration_learns_the_true_scale(true_scale: float) -> None:
-    calibration = PrefillCalibration()
+@pytest.mark.parametrize("true_factor", [0.3, 1.0, 3.0])
+def test_a_scale_learns_the_true_factor(true_factor: float) -> None:
+    scale = Scale()
     for _ in range(200):
-        calibration.observe(0.1 * calibration.scale, 0.1 * true_scale)
-    assert calibration.scale == pytest.approx(true_scale, rel=0.02)
+        scale.observe(0.1 * scale.factor, 0.1 * true_factor)
+    assert scale.factor == pytest.approx(true_factor, rel=0.02)
 
 
 def test_one_outlier_moves_a_learned_scale_by_a_bounded_step() -> None:
-    calibration = PrefillCalibration(scale=1.0, observations=500)
-    calibration.observe(0.1, 1000.0)
-    assert calibration.scale <= 1.0 + PrefillCalibration.WEIGHT * (PrefillCalibration.OUTLIER - 1)
+    scale = Scale(factor=1.0, observations=500)
+    scale.observe(0.1, 1000.0)
+    assert scale.factor <= 1.0 + Scale.WEIGHT * (Scale.OUTLIER - 1)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1000)), max_size=200))
-def test_calibration_stays_within_its_limits(observations: list[tuple[float, float]]) -> None:
-    calibration = PrefillCalibration()
+def test_a_scale_stays_within_its_limits(observations: list[tuple[float, float]]) -> None:
+    scale = Scale()
     for predicted_s, observed_s in observations:
-        calibration.observe(predicted_s, observed_s)
-        assert 1 / PrefillCalibration.LIMIT <= calibration.scale <= PrefillCalibration.LIMIT
+        scale.observe(predicted_s, observed_s)
+        assert 1 / Scale.LIMIT <= scale.factor <= Scale.LIMIT
 
 
 def test_calibrations_survive_being_saved() -> None:
-    loaded = load_calibrations(dump_calibrations({"a": PrefillCalibration(2.5, 40)}))
-    assert (loaded["a"].scale, loaded["a"].observations) == (2.5, 40)
+    loaded = load_calibrations(dump_calibrations({"a": Calibration(Scale(2.5, 40), Scale(0.5, 7))}))["a"]
+    assert (loaded.prefill.factor, loaded.prefill.observations) == (2.5, 40)
+    assert (loaded.decode.factor, loaded.decode.observations) == (0.5, 7)
 
 
 @pytest.mark.parametrize(
-    "saved", [b"", b"[]", b"{", b'{"a": {}}', b'{"a": {"scale": 1e9, "observations": 1}}']
+    "saved",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a": {}}',
+        b'{"a": {"prefill": {"factor": 1e9, "observations": 1}, "decode": {"factor": 1, "observations": 1}}}',
+    ],
 )
 def test_a_broken_calibration_is_refused(saved: bytes) -> None:
     with pytest.raises(ValueError, match="calibration"):

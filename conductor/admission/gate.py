@@ -1,0 +1,168 @@
+"""What a scheduler asks of admission: how long an answer will be, and whether to serve a request at all."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from conductor.admission.forecast import DecodeForecast
+from conductor.admission.mooncake_rules import AcceptAll
+from conductor.admission.output_length import OutputLengths
+from conductor.admission.prospect import (
+    AdmissionRule,
+    DecodeSpeeds,
+    Prospect,
+    Rejection,
+    Rows,
+    decode_positions,
+)
+from conductor.costs import ClusterTables
+from conductor.costs import tables as t
+from conductor.placement import PlacementRequest
+from conductor.policies.candidates import Candidates, Choice
+
+_PREFIX_TOKENS = 1_024  # prompts that begin alike get answers alike
+_SAME_FOR = 32  # observations: predictions move slowly, and are made for every request
+
+
+@dataclass(slots=True)
+class _Remembered:
+    tokens: float
+    until: int
+
+
+class Gate:
+    """A rule with the knowledge it judges by, kept up to date by the scheduler's events."""
+
+    def __init__(self, rule: AdmissionRule | None = None, lengths: OutputLengths | None = None) -> None:
+        self.rule = rule or AcceptAll()
+        self.lengths = OutputLengths() if lengths is None else lengths
+        self.rejections: dict[str, int] = {}  # by stage
+        self._forecast = DecodeForecast()
+        self._judges = not isinstance(self.rule, AcceptAll)
+        self._observed = 0
+        self._remembered: dict[tuple[str, str, str, int | None], _Remembered] = {}
+
+    def output_tokens(self, request: PlacementRequest) -> int:
+        """The predicted length of the answer, at least 1 and at most what the request allows."""
+        prefix_key = _prefix_key(request)
+        key = (request.model, request.tenant, request.route, prefix_key)
+        known = self._remembered.get(key)
+        if known is None or known.until < self._observed or request.max_output_tokens is not None:
+            if len(self._remembered) >= 4_096:
+                self._remembered.clear()
+            tokens = self.lengths.predict(request, prefix_key).mean_tokens
+            known = _Remembered(tokens, self._observed + _SAME_FOR)
+            if request.max_output_tokens is None:
+                self._remembered[key] = known
+        return max(round(known.tokens), 1)
+
+    def observe(self, request: PlacementRequest, output_tokens: int) -> None:
+        """A finished answer had this length."""
+        self._observed += 1
+        self.lengths.observe(request, _prefix_key(request), output_tokens)
+
+    def judge(
+        self, candidates: Candidates, choice: Choice, ttft_s: float, tables: ClusterTables
+    ) -> Rejection | None:
+        """Before anything is reserved: None to serve it where the policy chose."""
+        if not self._judges:
+            return None
+        c = candidates
+        positions = decode_positions(c)
+        prospect = Prospect(
+            now_s=c.now_s,
+            ttft_s=ttft_s,
+            tbt_s=float(c.tbt_s[choice.decode]),
+            ttft_objective_s=c.ttft_objective_s,
+            tbt_objective_s=c.tbt_objective_s,
+            prefill_end_s=c.now_s + ttft_s,
+            decode_rows=c.rows[positions],
+            decode_speeds=_speeds(tables, c.rows[positions]),
+        )
+        return self.count(self.rule.judge(c.request, c, choice, prospect, self._forecast))
+
+    def judge_decode(
+        self,
+        request: PlacementRequest,
+        row: int,
+        tbt_s: float,
+        tbt_objective_s: float,
+        now_s: float,
+        tables: ClusterTables,
+    ) -> Rejection | None:
+        """When the prefill of a pair has ended, before it hands off to the rank of that row."""
+        if not self._judges:
+            return None
+        rows: Rows = np.array([row], np.intp)
+        prospect = Prospect(
+            now_s=now_s,
+            ttft_s=0.0,
+            tbt_s=tbt_s,
+            ttft_objective_s=np.inf,
+            tbt_objective_s=tbt_objective_s,
+            prefill_end_s=now_s,
+            decode_rows=rows,
+            decode_speeds=_speeds(tables, rows),
+        )
+        return self.count(self.rule.judge_decode(request, prospect, self._forecast))
+
+    def placed(
+        self,
+        placement_id: str,
+        row: int,
+        request: PlacementRequest,
+        ttft_s: float,
+        tbt_s: float,
+        output_tokens: int,
+        now_s: float,
+    ) -> None:
+        """A decode is on its way to the rank of that row."""
+        if self._judges:
+            start_s = now_s + ttft_s
+            self._forecast.placed(
+                placement_id,
+                row,
+                start_s=start_s,
+                end_s=start_s + output_tokens * tbt_s,
+                context_tokens=request.prompt_tokens,
+                output_tokens=output_tokens,
+            )
+
+    def started(self, placement_id: str, now_s: float) -> None:
+        """Its first token is out."""
+        if self._judges:
+            self._forecast.started(placement_id, now_s)
+
+    def ended(self, placement_id: str) -> None:
+        """It is over, one way or the other."""
+        if self._judges:
+            self._forecast.ended(placement_id)
+
+    def count(self, rejection: Rejection | None) -> Rejection | None:
+        """Remember that somebody was turned away; returns what it was given."""
+        if rejection is not None:
+            self.rejections[rejection.stage] = self.rejections.get(rejection.stage, 0) + 1
+        return rejection
+
+
+def _speeds(tables: ClusterTables, rows: Rows) -> DecodeSpeeds:
+    classes = tables.classes[tables.ranks[rows, t.CLASS]]
+    scale = classes[:, t.DECODE_SCALE]
+    return DecodeSpeeds(
+        base_s=scale * classes[:, t.DECODE_BASE_S],
+        s_per_sequence=scale * classes[:, t.DECODE_S_PER_SEQUENCE],
+        s_per_context_token=scale * classes[:, t.DECODE_S_PER_CONTEXT],
+    )
+
+
+def _prefix_key(request: PlacementRequest) -> int | None:
+    """Stable from one process to the next; None for a prompt that is not known."""
+    if len(request.tokens):
+        return zlib.crc32(request.tokens[:_PREFIX_TOKENS].tobytes())
+    if request.hashes is not None and request.hashes_block_size and len(request.hashes):
+        last = min(len(request.hashes), max(_PREFIX_TOKENS // request.hashes_block_size, 1)) - 1
+        return int(request.hashes[last])
+    return None

@@ -1,0 +1,105 @@
+"""Instance classes derived from a model and a GPU: the cost model's constants, fitted to the roofline."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conductor.catalogue.models import kv_bytes_per_token, weights_bytes
+from conductor.catalogue.roofline import Deployment, chunked_prefill_s, decode_step_s
+from conductor.catalogue.tiers import CONNECTOR_S, loading_speeds
+from conductor.costs import Floats, InstanceClass, Speed
+
+# What an engine takes of a GPU's memory besides weights and KV cache: activations, graphs, communication buffers.
+RUNTIME_BYTES = 3.5e9
+
+_PROMPTS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
+_CACHED_SHARES = (0.0, 0.5, 0.9)
+_BATCHES = (1, 4, 16, 64, 128, 256)
+_CONTEXTS = (1024, 2048, 8192, 32_768)
+
+
+def kv_capacity_tokens(
+    deployment: Deployment, memory_utilisation: float = 0.9, runtime_bytes: float = RUNTIME_BYTES
+) -> int:
+    """Tokens of KV cache that fit beside the weights, over all GPUs of the deployment.
+
+    Where every GPU stores all of every entry (latent and hybrid attention), the GPUs' memories do not add up.
+    Raises ValueError when the weights do not fit.
+    """
+    model, gpu, gpus = deployment.model, deployment.gpu, deployment.tensor_parallel
+    weights = weights_bytes(model, deployment.weights)
+    free = gpu.hbm_bytes * memory_utilisation - weights / gpus - runtime_bytes
+    if free <= 0:
+        raise ValueError(
+            f"{model.name} in {deployment.weights.value} ({weights / 1e9:.0f} GB) does not fit {gpus} x {gpu.name} "
+            f"({gpu.hbm_bytes / 1e9:.0f} GB each): use more GPUs (tensor_parallel) or a smaller weight precision"
+        )
+    shards = min(gpus, *(group.kv_shards for group in model.attention_layers))
+    return int(free * shards / kv_bytes_per_token(model, deployment.kv))
+
+
+def derive_instance_class(
+    name: str,
+    deployment: Deployment,
+    *,
+    chunk_tokens: int = 8192,
+    memory_utilisation: float = 0.9,
+    runtime_bytes: float = RUNTIME_BYTES,
+) -> InstanceClass:
+    """The instance class of ``deployment``.
+
+    Prefill is fitted over prompts of 512 to 131,072 tokens of which none, half or 90 % are cached in the device
+    (what fits the model's context), decode over batches of 1 to 256 at contexts of 1K to 32K as far as the KV
+    cache holds them; both minimise relative errors. Raises ValueError when the weights do not fit.
+    """
+    model, gpu, gpus = deployment.model, deployment.gpu, deployment.tensor_parallel
+    capacity = kv_capacity_tokens(deployment, memory_utilisation, runtime_bytes)
+    per_token, per_token_squared, prefill_base = _fit(
+        [
+            ((n - p, n * n - p * p, 1.0), chunked_prefill_s(deployment, n, p, chunk_tokens))
+            for n in _PROMPTS
+            if n <= model.max_context_tokens
+            for p in (int(n * share) for share in _CACHED_SHARES)
+        ]
+    )
+    decode_base, per_sequence, per_context_token = _fit(
+        [
+            ((1.0, batch, batch * context), decode_step_s(deployment, batch, batch * context))
+            for batch in _BATCHES
+            for context in _CONTEXTS
+            if batch * context <= capacity or batch == 1
+        ]
+    )
+    return InstanceClass(
+        name=name,
+        prefill_s_per_token=per_token,
+        prefill_s_per_token_squared=per_token_squared,
+        prefill_base_s=prefill_base,
+        prefill_s_per_cached_token=0.0,  # the quadratic term already has queries attend to cached tokens
+        decode_base_s=decode_base,
+        decode_s_per_sequence=per_sequence,
+        decode_s_per_context_token=per_context_token,
+        kv_bytes_per_token=kv_bytes_per_token(model, deployment.kv),
+        layers=model.layers,
+        chunk_tokens=chunk_tokens,
+        kv_capacity_tokens=capacity,
+        nic=Speed(bytes_per_s=gpus * gpu.nic_bytes_per_s * gpu.nic_efficiency, latency_s=CONNECTOR_S),
+        tiers=loading_speeds(gpu, gpus),
+    )
+
+
+def _fit(samples: list[tuple[tuple[float, float, float], float]]) -> list[float]:
+    """Non-negative coefficients that minimise the squared relative errors of ``samples``."""
+    seconds = np.array([measured for _, measured in samples])
+    terms: Floats = np.array([row for row, _ in samples]) / seconds[:, None]
+    # Columns of like size: n and n^2 are six orders of magnitude apart.
+    scale = np.abs(terms).max(axis=0)
+    kept = [0, 1, 2]
+    while True:
+        solution = np.linalg.lstsq(terms[:, kept] / scale[kept], np.ones(len(samples)), rcond=None)[0]
+        if (solution >= 0).all():
+            break
+        kept.pop(int(np.argmin(solution)))
+    coefficients = np.zeros(3)
+    coefficients[kept] = solution / scale[kept]
+    return [float(c) for c in coefficients]

@@ -1,0 +1,289 @@
+"""One request against a roster: every candidate's costs, computed in one pass over the cluster's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from conductor.cluster import Cluster, RankState
+from conductor.costs import ClusterTables, Floats, Ints
+from conductor.costs import kernels as k
+from conductor.costs import tables as t
+from conductor.placement import PlacementRequest
+from conductor.policies.candidates import Candidates, Flags, Tokens
+from conductor.prefix_lookup import PrefixLookup
+from conductor.roster import Roster
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates(Candidates):
+    """`Candidates` over a roster. What is seldom asked for is made when it is asked for.
+
+    Fields that replace properties of the protocol say ``field()``, or dataclass would take those for defaults.
+    """
+
+    request: PlacementRequest = field()
+    roster: Roster
+    tables: ClusterTables
+    links: Floats = field()
+    held: Tokens  # [rank, tier]
+    seconds: Floats  # [term, rank]
+    plans: Ints  # [PLAN_ROWS, rank]
+    now_s: float = field()
+    output_tokens: int = field()
+    ttft_objective_s: float = field()
+    tbt_objective_s: float = field()
+    roles: Ints = field()
+
+    def with_roles(self, roles: Ints) -> Estimates:
+        return replace(self, roles=roles)
+
+    # ---- the request ----
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.request.prompt_tokens
+
+    # ---- the roster ----
+
+    @property
+    def ranks(self) -> Sequence[RankState]:
+        return self.roster.ranks
+
+    @property
+    def rows(self) -> Ints:
+        return self.roster.rows
+
+    @property
+    def block_size(self) -> int:
+        return self.roster.block_size
+
+    @property
+    def excluded(self) -> dict[str, str]:
+        return self.roster.excluded
+
+    @property
+    def protocol(self) -> Ints:
+        return self.roster.protocol
+
+    @property
+    def fits(self) -> Flags:
+        flags: Flags = self.roster.limit_tokens > self.prompt_tokens
+        return flags
+
+    @property
+    def can_fetch(self) -> Flags:
+        return self.roster.can_fetch
+
+    @property
+    def prefill_terms(self) -> Floats:
+        return self.roster.prefill_terms
+
+    @property
+    def link_latency_s(self) -> Floats:
+        return self.roster.link_latency_s
+
+    @property
+    def kv_bytes_per_token(self) -> Floats:
+        return self.roster.kv_bytes_per_token
+
+    @property
+    def locations(self) -> Ints:
+        return self.roster.locations
+
+    @property
+    def kv_capacity_tokens(self) -> Ints:
+        return self.roster.kv_capacity_tokens
+
+    # ---- the estimates ----
+
+    @property
+    def local_tokens(self) -> Tokens:
+        return self.held.T
+
+    @property
+    def plan_tokens(self) -> Ints:
+        row: Ints = self.plans[k.PLAN_TOKENS]
+        return row
+
+    @property
+    def plan_local(self) -> Ints:
+        row: Ints = self.plans[k.PLAN_LOCAL]
+        return row
+
+    @property
+    def plan_peer(self) -> Ints:
+        row: Ints = self.plans[k.PLAN_PEER]
+        return row
+
+    @property
+    def plan_fetch_s(self) -> Floats:
+        row: Floats = self.seconds[k.FETCH_S]
+        return row
+
+    @property
+    def queue_s(self) -> Floats:
+        row: Floats = self.seconds[k.QUEUE_S]
+        return row
+
+    @property
+    def prefill_s(self) -> Floats:
+        row: Floats = self.seconds[k.PREFILL_S]
+        return row
+
+    @property
+    def tbt_s(self) -> Floats:
+        row: Floats = self.seconds[k.TBT_S]
+        return row
+
+    @property
+    def wait_s(self) -> Floats:
+        row: Floats = self.seconds[k.WAIT_S]
+        return row
+
+    @property
+    def inflicted_s(self) -> Floats:
+        row: Floats = self.seconds[k.INFLICTED_S]
+        return row
+
+    @property
+    def prefill_scale(self) -> Floats:
+        factors: Floats = self.tables.classes[self.roster.class_ids, t.PREFILL_SCALE]
+        return factors
+
+    @property
+    def kv_s_per_token(self) -> Floats:
+        row: Floats = self.seconds[k.KV_S_PER_TOKEN]
+        return row
+
+    @property
+    def hand_off_s(self) -> Floats:
+        lacking = self.prompt_tokens - self.held[:, 0]
+        seconds = self.roster.link_latency_s + self.links[0, 1] + lacking * self.kv_s_per_token
+        return np.where(lacking > 0, seconds, 0.0)
+
+    # ---- the load ----
+
+    def _loads(self, column: int) -> Floats:
+        loads: Floats = self.tables.loads[self.roster.rows, column]
+        return loads
+
+    @property
+    def pending_prefills(self) -> Ints:
+        return self._loads(t.PENDING_PREFILLS).astype(np.int64)
+
+    @property
+    def pending_tokens(self) -> Ints:
+        return self._loads(t.PENDING_TOKENS).astype(np.int64)
+
+    @property
+    def active_decodes(self) -> Ints:
+        return self._loads(t.ACTIVE_DECODES).astype(np.int64)
+
+    @property
+    def context_tokens(self) -> Ints:
+        return self._loads(t.CONTEXT_TOKENS).astype(np.int64)
+
+    @property
+    def running(self) -> Ints:
+        reported = self._loads(t.REPORTED_RUNNING).astype(np.int64)
+        return np.where(reported >= 0, reported, self.active_decodes)
+
+    @property
+    def waiting(self) -> Ints:
+        reported = self._loads(t.REPORTED_WAITING).astype(np.int64)
+        return np.where(reported >= 0, reported, self.pending_prefills)
+
+    @property
+    def kv_usage(self) -> Floats:
+        reported = self._loads(t.REPORTED_USAGE)
+        reserved = self._loads(t.CONTEXT_TOKENS) / np.maximum(self.roster.kv_capacity_tokens, 1)
+        return np.where(reported >= 0.0, reported, np.minimum(reserved, 1.0))
+
+    @property
+    def placements(self) -> Ints:
+        row: Ints = self.plans[k.PLACED]
+        return row
+
+
+class Estimator:
+    """Makes `Estimates`. Their arrays come from a pool: see `recycle`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._links = cluster.topology.link_table()
+        self._pool: dict[int, list[tuple[Tokens, Floats, Ints]]] = {}
+
+    def estimate(
+        self,
+        request: PlacementRequest,
+        roster: Roster,
+        lookup: PrefixLookup,
+        now_s: float,
+        *,
+        output_tokens: int,
+        ttft_objective_s: float,
+        tbt_objective_s: float,
+    ) -> Estimates:
+        """What placing ``request`` now would cost on every rank of ``roster``."""
+        n = request.prompt_tokens
+        held, seconds, plans = self._arrays(len(roster.ranks))
+        held[:] = 0
+        for group in roster.cache_groups:
+            levels = lookup.levels(request, group)
+            if levels is not None:
+                # A fully cached prompt still recomputes its last block.
+                block_size = group.namespace.block_size
+                usable = (n - 1) // block_size * block_size
+                k.write_held(levels, group.holder_ids, group.members, block_size, usable, held)
+        tables = self._cluster.tables
+        k.estimate(
+            roster.rows,
+            tables.loads,
+            tables.ranks,
+            tables.classes,
+            self._links,
+            held,
+            now_s,
+            n,
+            output_tokens,
+            roster.any_fetches,
+            seconds,
+            plans,
+        )
+        return Estimates(
+            request,
+            roster,
+            tables,
+            self._links,
+            held,
+            seconds,
+            plans,
+            now_s,
+            output_tokens,
+            ttft_objective_s,
+            tbt_objective_s,
+            roster.roles,
+        )
+
+    def recycle(self, estimates: Estimates) -> None:
+        """Nobody reads these estimates any more: their arrays may be written again.
+
+        Fresh pages cost more than the estimates they are for.
+        """
+        arrays = (estimates.held, estimates.seconds, estimates.plans)
+        self._pool.setdefault(len(estimates.held), []).append(arrays)
+
+    def _arrays(self, size: int) -> tuple[Tokens, Floats, Ints]:
+        free = self._pool.get(size)
+        if free:
+            return free.pop()
+        # Rosters of other sizes are history; their arrays need not be kept.
+        self._pool = {size: []}
+        return (
+            np.empty((size, k.TIERS), np.int32),
+            np.empty((k.SECONDS_ROWS, size)),
+            np.empty((k.PLAN_ROWS, size), np.int64),
+        )

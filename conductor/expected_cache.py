@@ -1,0 +1,60 @@
+"""What prefills under way will leave in their engines' caches, so that a burst of sharers can land together.
+
+An engine works off its prefills in order: a prompt placed behind another one that shares its beginning finds it
+cached when its turn comes. Engines report blocks only once they are computed, so until then the expectation is kept
+here, every eighth block of each prompt: a sequence hash stands for everything before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_index import CacheIndex, Holder, Namespace, Tier
+from conductor.costs.kernels import raise_levels
+from conductor.placement import Hashes
+
+STRIDE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Expectation:
+    holder: Holder
+    namespace: Namespace
+    marks: Hashes
+
+
+class ExpectedCache:
+    """Prompts that are being prefilled, by placement."""
+
+    def __init__(self, index: CacheIndex) -> None:
+        self._index = index
+        self._marks = CacheIndex()
+        self._rows = np.zeros(16, np.int64)  # of the marks' index -> of the real one
+        self._open: dict[str, _Expectation] = {}
+
+    def expect(self, placement_id: str, holder: Holder, namespace: Namespace, hashes: Hashes) -> None:
+        """``holder`` is about to compute a prompt."""
+        marks = hashes[STRIDE - 1 :: STRIDE]
+        if len(marks):
+            row = self._marks.register(holder)
+            if row >= len(self._rows):
+                self._rows = np.concatenate([self._rows, np.zeros(row + 1, np.int64)])
+            self._rows[row] = self._index.register(holder)
+            self._marks.store(holder, Tier.DEVICE, namespace, marks)
+            self._open[placement_id] = _Expectation(holder, namespace, marks)
+
+    def ended(self, placement_id: str) -> None:
+        """The prefill ended, one way or the other: what it left is the engine's to report."""
+        expectation = self._open.pop(placement_id, None)
+        if expectation is not None:
+            self._marks.remove(expectation.holder, Tier.DEVICE, expectation.namespace, expectation.marks)
+
+    def raise_levels(self, levels: NDArray[np.int32], namespace: Namespace, hashes: Hashes) -> None:
+        """Count what is expected as held: ``levels`` [holder row, tier] are blocks as the index matched."""
+        if not self._open:
+            return
+        expected = self._marks.match(namespace, hashes[STRIDE - 1 :: STRIDE])
+        raise_levels(levels, expected, self._rows, STRIDE)

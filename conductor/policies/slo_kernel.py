@@ -1,0 +1,149 @@
+"""The compiled search for the best whole placement or pair under both objectives (`Slo`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from cache_index.kernel_cache import cache_directory, cached_njit
+from conductor.costs import tables, topology
+from conductor.costs.instance_class import Floats, Ints
+from conductor.costs.tables import DECODE, MIXED, PREFILL
+from conductor.policies.candidates import Flags, Tokens
+
+_DIRECTORY = cache_directory(Path(__file__), Path(topology.__file__), Path(tables.__file__))
+
+# A placement that misses an objective loses to every placement that meets it.
+_MISSED: Final = 1e3
+_SAME: Final = 1e-12  # scores closer than this are equal, and go to the rank placed on least
+_FEW: Final = 4  # prefill ranks that are paired with every decode rank, where links differ
+
+
+def _score(
+    ttft_s: float, tbt_s: float, inflicted_s: float, ttft_objective_s: float, tbt_objective_s: float
+) -> float:
+    ttft, tbt = ttft_s / ttft_objective_s, tbt_s / tbt_objective_s
+    # Every second of TTFT is felt; of TBT, what is far below the objective hardly is.
+    score = ttft + tbt * tbt + inflicted_s / ttft_objective_s
+    if ttft > 1.0:
+        score += _MISSED
+    if tbt > 1.0:
+        score += _MISSED
+    return float(score)
+
+
+_score = cached_njit(_score, _DIRECTORY)
+
+
+def choose(
+    roles: Ints,
+    protocol: Ints,
+    fits: Flags,
+    prompt_tokens: int,
+    plan_tokens: Ints,
+    local_tokens: Tokens,
+    placements: Ints,
+    locations: Ints,
+    queue_s: Floats,
+    prefill_s: Floats,
+    inflicted_s: Floats,
+    wait_s: Floats,
+    tbt_s: Floats,
+    kv_s_per_token: Floats,
+    link_latency_s: Floats,
+    kv_bytes_per_token: Floats,
+    links: Floats,
+    ttft_objective_s: float,
+    tbt_objective_s: float,
+    decode_prefill_tokens: int,
+    choice: Ints,
+) -> bool:
+    """Write the positions of prefill and decode rank into ``choice``; False when there is none.
+
+    ``roles`` are bits, 0 for ranks that are no candidates. Whole placements are tried on every mixed rank, and on
+    decode ranks that would compute at most ``decode_prefill_tokens``. Of pairs, the best ``_FEW`` prefill ranks
+    are tried with every decode rank.
+    """
+    size = roles.shape[0]
+    best, best_prefill, best_decode = np.inf, -1, -1
+    decodes = 0  # bits of the protocols that have a decode rank
+    for i in range(size):
+        if roles[i] == DECODE and fits[i]:
+            decodes |= 1 << protocol[i]
+    few = np.full(_FEW, -1, np.int64)
+    few_key = np.full(_FEW, np.inf)
+    for i in range(size):
+        role = roles[i]
+        if role == 0 or not fits[i]:
+            continue
+        start_s = queue_s[i] + prefill_s[i]
+        if role == MIXED or (role == DECODE and prompt_tokens - plan_tokens[i] <= decode_prefill_tokens):
+            score = _score(start_s + wait_s[i], tbt_s[i], inflicted_s[i], ttft_objective_s, tbt_objective_s)
+            if score < best - _SAME or (score <= best + _SAME and placements[i] < placements[best_prefill]):
+                best, best_prefill, best_decode = score, i, i
+        if role == PREFILL and decodes >> protocol[i] & 1:
+            key = start_s + inflicted_s[i]
+            if start_s > ttft_objective_s:
+                key += _MISSED * ttft_objective_s
+            at = _FEW
+            while at > 0 and (
+                key < few_key[at - 1] - _SAME
+                or (key <= few_key[at - 1] + _SAME and placements[i] < placements[few[at - 1]])
+            ):
+                at -= 1
+            if at < _FEW:
+                for k in range(_FEW - 1, at, -1):
+                    few[k], few_key[k] = few[k - 1], few_key[k - 1]
+                few[at], few_key[at] = i, key
+    least = 0.0  # that any decode rank adds to a pair, found with the first prefill rank
+    for k in range(_FEW):
+        i = few[k]
+        if i < 0:
+            break
+        start_s = queue_s[i] + prefill_s[i]
+        then = least if protocol[i] == protocol[few[0]] else 0.0
+        if _score(start_s, 0.0, inflicted_s[i], ttft_objective_s, tbt_objective_s) + then > best:
+            continue
+        first, least_here = k == 0, np.inf
+        for j in range(size):
+            if roles[j] != DECODE or not fits[j] or protocol[j] != protocol[i]:
+                continue
+            lacking, hand_off_s = prompt_tokens - local_tokens[0, j], 0.0
+            if lacking > 0:
+                distance = 0
+                while (
+                    distance < topology.LOCATION_LEVELS and locations[distance, i] != locations[distance, j]
+                ):
+                    distance += 1
+                s_per_token = max(
+                    kv_s_per_token[j], kv_s_per_token[i], kv_bytes_per_token[j] * links[distance, 0]
+                )
+                hand_off_s = link_latency_s[j] + links[distance, 1] + lacking * s_per_token
+            if first:
+                near_s = 0.0
+                if lacking > 0:
+                    near_s = link_latency_s[j] + lacking * max(
+                        kv_s_per_token[j], kv_bytes_per_token[j] * links[0, 0]
+                    )
+                tbt = tbt_s[j] / tbt_objective_s
+                least_here = min(least_here, max(near_s, wait_s[j]) / ttft_objective_s + tbt * tbt)
+            score = _score(
+                start_s + max(hand_off_s, wait_s[j]),
+                tbt_s[j],
+                inflicted_s[i],
+                ttft_objective_s,
+                tbt_objective_s,
+            )
+            if score < best - _SAME or (
+                score <= best + _SAME and best_decode >= 0 and placements[j] < placements[best_decode]
+            ):
+                best, best_prefill, best_decode = score, i, j
+        if first:
+            least = least_here
+    choice[0], choice[1] = best_prefill, best_decode
+    return best_prefill >= 0
+
+
+choose = cached_njit(choose, _DIRECTORY)

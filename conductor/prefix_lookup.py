@@ -1,0 +1,85 @@
+"""What is cached of a prompt, asked once per placement: the seam between scheduling and the cache index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_index import CacheIndex, Holder, Namespace, PromptMatcher, sequence_hashes
+from conductor.expected_cache import ExpectedCache
+from conductor.placement import Hashes, PlacementRequest
+from conductor.roster import CacheGroup
+
+Levels = NDArray[np.int32]
+
+
+class PrefixLookup(Protocol):
+    """Longest cached prefixes of a request's prompt."""
+
+    def levels(self, request: PlacementRequest, group: CacheGroup) -> Levels | None:
+        """Matched blocks [holder row of the index, tier], as `CacheIndex.match`; None when nothing can be said."""
+        ...
+
+    def prefill_begins(
+        self, placement_id: str, request: PlacementRequest, group: CacheGroup, holder: Holder
+    ) -> None:
+        """The prompt was placed: it will be in ``holder``'s cache when what is placed behind it begins."""
+        ...
+
+    def prefill_ended(self, placement_id: str) -> None:
+        """It is cached, or it never will be: from now on only what the engine reports counts."""
+        ...
+
+
+class IndexLookup:
+    """The live index, and what prefills under way will add to it.
+
+    Hashes of one request are computed once per block size.
+    """
+
+    def __init__(self, index: CacheIndex, matcher: PromptMatcher | None = None) -> None:
+        self._matcher = matcher or PromptMatcher(index)
+        self._expected = ExpectedCache(index)
+        self._request: PlacementRequest | None = None
+        self._hashes: dict[int, Hashes] = {}
+
+    def levels(self, request: PlacementRequest, group: CacheGroup) -> Levels | None:
+        hashes = self._hashes_of(request, group.namespace.block_size)
+        if hashes is None:
+            return None
+        namespace = _namespace(request, group)
+        levels = self._matcher.match(namespace, request.tokens, cache_salt=request.cache_salt, hashes=hashes)
+        self._expected.raise_levels(levels, namespace, hashes)
+        return levels
+
+    def prefill_begins(
+        self, placement_id: str, request: PlacementRequest, group: CacheGroup, holder: Holder
+    ) -> None:
+        hashes = self._hashes_of(request, group.namespace.block_size)
+        if hashes is not None:
+            self._expected.expect(placement_id, holder, _namespace(request, group), hashes)
+
+    def prefill_ended(self, placement_id: str) -> None:
+        self._expected.ended(placement_id)
+
+    def _hashes_of(self, request: PlacementRequest, block_size: int) -> Hashes | None:
+        if request.hashes is not None:
+            return request.hashes if request.hashes_block_size == block_size else None
+        if not len(request.tokens):
+            return None
+        if self._request is not request:
+            self._request, self._hashes = request, {}
+        hashes = self._hashes.get(block_size)
+        if hashes is None:
+            hashes = sequence_hashes(request.tokens, block_size, cache_salt=request.cache_salt)
+            self._hashes[block_size] = hashes
+        return hashes
+
+
+def _namespace(request: PlacementRequest, group: CacheGroup) -> Namespace:
+    if request.cache_tenant == group.namespace.tenant:
+        return group.namespace
+    return replace(group.namespace, tenant=request.cache_tenant)

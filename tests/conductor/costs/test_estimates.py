@@ -1,0 +1,386 @@
+"""Every term of an estimate by a worked example, the optimal cut against brute force, and what must always hold."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_index import CacheIndex, Tier
+from conductor.catalogue import LLAMA_8B_H100
+from conductor.cluster import Cluster, EngineFacts, PendingPrefill, ReportedLoad, ServedModel, make_instance
+from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed
+from conductor.estimates import Estimator
+from conductor.placement import PlacementRequest, Role
+from conductor.policies import Candidates
+from conductor.policies.candidates import NO_PEER
+from conductor.prefix_lookup import Levels
+from conductor.roster import CacheGroup, make_roster
+
+BLOCK = 16
+TIERS = len(Tier)
+H100 = LLAMA_8B_H100
+CHUNKY = replace(H100, name="chunky", chunk_tokens=1000)
+
+
+class Held:
+    """A lookup with fixed answers: blocks by instance and tier level."""
+
+    def __init__(self, blocks: dict[int, list[int]]) -> None:
+        self._blocks = blocks
+
+    def levels(self, request: PlacementRequest, group: CacheGroup) -> Levels:
+        levels = np.zeros((int(group.holder_ids.max()) + 1, TIERS), np.int32)
+        for position, member in enumerate(group.members.tolist()):
+            levels[group.holder_ids[position]] = self._blocks.get(member, [0] * TIERS)
+        return levels
+
+
+def make_cluster(
+    count: int = 1,
+    *,
+    instance_class: InstanceClass = H100,
+    capacity_blocks: int | None = None,
+    **options: Any,
+) -> Cluster:
+    cluster = Cluster()
+    locations = options.pop("locations", [""] * count)
+    roles = options.pop("roles", [Role.MIXED] * count)
+    for i in range(count):
+        instance = make_instance(
+            instance_id=f"i{i}",
+            url="http://x:1",
+            role=roles[i],
+            instance_class=instance_class,
+            protocol="vllm-nixl",
+            location=locations[i],
+            **options,
+        )
+        cluster.add(instance)
+        facts = EngineFacts(
+            (ServedModel("m"),), block_size=BLOCK, kv_capacity_blocks=capacity_blocks, publishes_events=True
+        )
+        cluster.set_facts(instance, facts)
+        instance.is_candidate(0.0)
+        instance.health = instance.health.UP
+    return cluster
+
+
+def estimate(
+    cluster: Cluster,
+    prompt_tokens: int = 8000,
+    held: dict[int, list[int]] | None = None,
+    *,
+    now_s: float = 0.0,
+    output_tokens: int = 100,
+) -> Candidates:
+    roster = make_roster(cluster, CacheIndex(), "m", now_s)
+    assert roster is not None
+    return Estimator(cluster).estimate(
+        PlacementRequest("r", "m", np.empty(0, np.uint32), prompt_tokens),
+        roster,
+        Held(held or {}),
+        now_s,
+        output_tokens=output_tokens,
+        ttft_objective_s=2.0,
+        tbt_objective_s=0.05,
+    )
+
+
+def everywhere(blocks: int) -> list[int]:
+    return [blocks] * TIERS
+
+
+# ---- worked examples ----
+
+
+def test_queue_is_the_rest_of_the_head_and_those_behind_it() -> None:
+    cluster = make_cluster()
+    rank = cluster["i0"].ranks[0]
+    rank.add_prefill("a", PendingPrefill(1.0, 16, observed=True), 10.0)
+    rank.add_prefill("b", PendingPrefill(0.5, 16, observed=True), 10.2)
+    cluster.write(rank)
+    assert estimate(cluster, now_s=10.4).queue_s[0] == pytest.approx(0.6 + 0.5)
+    assert estimate(cluster, now_s=12.0).queue_s[0] == pytest.approx(0.5), "the head is late, not gone"
+    assert rank.queue_s(10.4) == pytest.approx(1.1)
+
+
+def test_a_prefill_nobody_sees_the_end_of_ends_as_predicted() -> None:
+    cluster = make_cluster()
+    rank = cluster["i0"].ranks[0]
+    rank.add_prefill("a", PendingPrefill(1.0, 16, observed=False), 0.0)
+    rank.add_prefill("b", PendingPrefill(0.5, 16, observed=True), 0.0)
+    cluster.write(rank)
+    assert estimate(cluster, now_s=1.2).queue_s[0] == pytest.approx(0.3) == rank.queue_s(1.2)
+
+
+def test_prefill_is_quadratic_and_cached_tokens_are_not_computed() -> None:
+    c = estimate(make_cluster(), 8000, {0: everywhere(100)})
+    n, p = 8000, 1600
+    expected_s = (
+        H100.prefill_s_per_token * (n - p)
+        + H100.prefill_s_per_token_squared * (n * n - p * p)
+        + H100.prefill_base_s
+    )
+    assert c.prefill_s[0] == pytest.approx(expected_s)
+    assert (c.plan_tokens[0], c.plan_peer[0], c.plan_fetch_s[0]) == (p, NO_PEER, 0.0)
+
+
+def test_a_fully_cached_prompt_recomputes_its_last_block() -> None:
+    c = estimate(make_cluster(), 160, {0: everywhere(10)})
+    assert c.overlap_tokens[0] == 144
+
+
+def test_the_learned_factor_scales_the_prefill() -> None:
+    cluster = make_cluster()
+    before_s = estimate(cluster).prefill_s[0]
+    cluster.tables.calibrate(H100, 1.5, 2.0)
+    after = estimate(cluster)
+    assert after.prefill_s[0] == pytest.approx(1.5 * before_s)
+    assert after.tbt_s[0] == pytest.approx(2.0 * estimate(make_cluster()).tbt_s[0])
+
+
+def test_each_step_of_a_prefill_carries_the_decodes_aboard() -> None:
+    cluster = make_cluster(instance_class=CHUNKY)
+    alone_s = estimate(cluster, 8000).prefill_s[0]
+    rank = cluster["i0"].ranks[0]
+    rank.add_decode("a", 3000)
+    cluster.write(rank)
+    aboard_s = CHUNKY.decode_s_per_sequence + 3000 * CHUNKY.decode_s_per_context_token
+    assert estimate(cluster, 8000).prefill_s[0] == pytest.approx(alone_s + 8 * aboard_s)
+
+
+def test_tbt_is_the_step_with_the_request_aboard_at_the_middle_of_its_answer() -> None:
+    cluster = make_cluster()
+    rank = cluster["i0"].ranks[0]
+    rank.add_decode("a", 3000)
+    cluster.write(rank)
+    expected_s = H100.decode_step_s(np.array([2]), np.array([3000 + 8000 + 50]))[0]
+    assert estimate(cluster, 8000, output_tokens=100).tbt_s[0] == pytest.approx(expected_s)
+
+
+def test_host_tier_is_loaded_when_that_is_faster_than_computing() -> None:
+    c = estimate(make_cluster(), 8000, {0: [100, 400, 400, 400, 400]})
+    host = H100.tiers[Tier.HOST]
+    load_s = host.latency_s + 300 * BLOCK * H100.kv_bytes_per_token / host.bytes_per_s
+    assert c.plan_tokens[0] == 6400
+    assert c.plan_fetch_s[0] == pytest.approx(load_s)
+    assert c.prefill_s[0] == pytest.approx(load_s + H100.prefill_s(8000, np.array([6400]))[0])
+
+
+def test_a_tier_slower_than_computing_is_left_alone() -> None:
+    tape = replace(H100, name="tape", tiers={Tier.HOST: Speed(bytes_per_s=1e8, latency_s=1.0)})
+    c = estimate(make_cluster(instance_class=tape), 8000, {0: [100, 400, 400, 400, 400]})
+    assert (c.plan_tokens[0], c.plan_fetch_s[0]) == (1600, 0.0)
+
+
+def test_a_tier_without_a_known_speed_is_left_alone() -> None:
+    bare = replace(H100, name="bare", tiers={})
+    assert (
+        estimate(make_cluster(instance_class=bare), 8000, {0: [100, 400, 400, 400, 400]}).plan_tokens[0]
+        == 1600
+    )
+
+
+def test_layer_wise_loading_hides_behind_compute() -> None:
+    plain = estimate(make_cluster(), 8000, {0: [0, 300, 300, 300, 300]})
+    streamed = estimate(make_cluster(streams_layers=True), 8000, {0: [0, 300, 300, 300, 300]})
+    fetch_s, compute_s = plain.plan_fetch_s[0], H100.prefill_s(8000, np.array([4800]))[0]
+    assert streamed.prefill_s[0] == pytest.approx(compute_s + fetch_s / H100.layers)
+    assert streamed.prefill_s[0] < plain.prefill_s[0]
+
+
+def test_a_peer_is_fetched_from_over_the_link_between() -> None:
+    held = {1: everywhere(400)}
+    for location, distance in (
+        ("s/z/r/n", Distance.NODE),
+        ("s/z/r/x", Distance.RACK),
+        ("s/z/y/x", Distance.ZONE),
+    ):
+        cluster = make_cluster(2, locations=["s/z/r/n", location], fetches_from_peers=True)
+        c = estimate(cluster, 8000, held)
+        link = DEFAULT_LINKS[distance]
+        s_per_byte = max(1 / link.bytes_per_s, 1 / H100.nic.bytes_per_s)
+        fetch_s = link.latency_s + H100.nic.latency_s + 6400 * H100.kv_bytes_per_token * s_per_byte
+        assert (c.plan_peer[0], c.plan_tokens[0]) == (1, 6400), distance
+        assert c.plan_fetch_s[0] == pytest.approx(fetch_s)
+    assert (
+        estimate(make_cluster(2, locations=["a", "b"], fetches_from_peers=True), 8000, held).plan_peer[0]
+        == NO_PEER
+    ), "another site is too far"
+    assert estimate(make_cluster(2), 8000, held).plan_peer[0] == NO_PEER, "its connector cannot"
+
+
+def test_a_busy_link_is_shared() -> None:
+    cluster = make_cluster(2, fetches_from_peers=True)
+    idle_s = estimate(cluster, 8000, {1: everywhere(400)}).plan_fetch_s[0]
+    giver = cluster["i1"].ranks[0]
+    giver.transfers_out = 1
+    cluster.write(giver)
+    busy_s = estimate(cluster, 8000, {1: everywhere(400)}).plan_fetch_s[0]
+    latency_s = DEFAULT_LINKS[Distance.RACK].latency_s + H100.nic.latency_s
+    assert busy_s - latency_s == pytest.approx(2 * (idle_s - latency_s))
+
+
+def test_what_does_not_fit_waits_for_decodes_to_end() -> None:
+    cluster = make_cluster(capacity_blocks=1000)  # 16,000 tokens
+    rank = cluster["i0"].ranks[0]
+    rank.add_decode("a", 10_000)
+    cluster.write(rank)
+    c = estimate(cluster, 8000, output_tokens=100)
+    excess = 10_000 + 8000 + 100 - 16_000
+    assert c.wait_s[0] == pytest.approx(excess / 10_000 * 100 * c.tbt_s[0])
+    assert c.fits[0]
+    assert not estimate(cluster, 16_000).fits[0]
+
+
+def test_inflicted_delay_counts_those_aboard_and_those_behind() -> None:
+    cluster = make_cluster()
+    idle = estimate(cluster)
+    assert idle.inflicted_s[0] == pytest.approx(0.1 * idle.prefill_s[0])
+    rank = cluster["i0"].ranks[0]
+    rank.add_decode("a", 10)
+    rank.add_prefill("b", PendingPrefill(0.1, 16, observed=True), 0.0)
+    cluster.write(rank)
+    c = estimate(cluster)
+    assert c.inflicted_s[0] == pytest.approx(c.prefill_s[0] * (0.1 + 0.15 + 0.5))
+
+
+def test_gauges_of_the_engine_are_passed_on() -> None:
+    cluster = make_cluster()
+    cluster.report(cluster["i0"].ranks[0], ReportedLoad(running=7, waiting=3, kv_usage=0.25, at_s=0.0))
+    c = estimate(cluster)
+    assert (c.running[0], c.waiting[0], c.kv_usage[0]) == (7, 3, 0.25)
+
+
+# ---- the optimum ----
+
+_SPEEDS = st.builds(Speed, bytes_per_s=st.floats(1e8, 1e11), latency_s=st.floats(0.0, 0.05))
+_LEVELS = st.lists(st.integers(0, 600), min_size=TIERS, max_size=TIERS).map(
+    lambda blocks: np.maximum.accumulate(blocks).tolist()
+)
+
+
+def _plan_cost(c: InstanceClass, n: int, levels: list[int], cut: int, streams: bool) -> float:
+    """Seconds of loading up to ``cut`` tier by tier and computing the rest."""
+    fetch_s, held, latency_s = 0.0, levels[0], 0.0
+    for tier in Tier:
+        stop = min(levels[tier], cut)
+        if tier is not Tier.DEVICE and stop > held:
+            speed = c.tiers.get(tier)
+            if speed is None:
+                return float("inf")
+            fetch_s += (stop - held) * c.kv_bytes_per_token / speed.bytes_per_s
+            held, latency_s = stop, max(latency_s, speed.latency_s)
+    fetch_s += latency_s
+    compute_s = float(c.prefill_s(n, np.array([cut]))[0])
+    if streams and fetch_s > 0:
+        return max(fetch_s, compute_s) + min(fetch_s, compute_s) / c.layers
+    return fetch_s + compute_s
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(list(Tier)[1:]), _SPEEDS),
+    _LEVELS,
+    st.integers(200, 12_000),
+    st.booleans(),
+)
+def test_no_other_cut_is_clearly_better(
+    tiers: dict[Tier, Speed], blocks: list[int], prompt_tokens: int, streams: bool
+) -> None:
+    instance_class = replace(H100, name="x", tiers=tiers)
+    c = estimate(
+        make_cluster(instance_class=instance_class, streams_layers=streams), prompt_tokens, {0: blocks}
+    )
+    levels = c.local_tokens[:, 0].tolist()
+    cuts = np.linspace(levels[0], levels[-1], 200).astype(int)
+    best_s = min(_plan_cost(instance_class, prompt_tokens, levels, int(cut), streams) for cut in cuts)
+    # With streaming the crossing is not quite the optimum: the shorter of the two still adds one layer's worth.
+    assert c.prefill_s[0] <= best_s * (1 + (1 / H100.layers if streams else 1e-9)) + 1e-9
+    assert c.prefill_s[0] >= best_s * (1 - 0.02) - 1e-9
+
+
+# ---- what must always hold ----
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(_LEVELS, min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.integers(0, TIERS - 1),
+    st.integers(1, 50),
+    st.booleans(),
+)
+def test_more_cache_never_worsens_an_estimate(
+    held: list[list[int]], who: int, tier: int, more: int, streams: bool
+) -> None:
+    # A slower tier before a faster one would make a second copy of a block look like a detour.
+    ordered = replace(
+        H100,
+        name="ordered",
+        tiers={**H100.tiers, Tier.POD: Speed(5e9, 500e-6), Tier.REMOTE: Speed(4e9, 1e-3)},
+    )
+    cluster = make_cluster(len(held), instance_class=ordered, fetches_from_peers=True, streams_layers=streams)
+    before = estimate(cluster, 12_000, dict(enumerate(held)))
+    who %= len(held)
+    grown = [row.copy() for row in held]
+    grown[who] = [blocks + more if level >= tier else blocks for level, blocks in enumerate(held[who])]
+    after = estimate(cluster, 12_000, dict(enumerate(np.maximum.accumulate(grown, axis=1).tolist())))
+    assert (after.prefill_s <= before.prefill_s * (1 + (1 / H100.layers if streams else 1e-9))).all()
+
+
+_BOOKS = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 20_000), st.integers(0, 3), st.floats(0, 3)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def _load(cluster: Cluster, books: list[tuple[int, int, int, float]]) -> None:
+    for i, (decodes, context, transfers, pending_s) in enumerate(books):
+        rank = cluster[f"i{i}"].ranks[0]
+        for d in range(decodes):
+            rank.add_decode(f"d{d}", context)
+        rank.transfers_in = transfers
+        if pending_s:
+            rank.add_prefill("p", PendingPrefill(pending_s, 16, observed=True), 0.0)
+        cluster.write(rank)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_BOOKS, st.integers(0, 5), st.integers(1, 20_000))
+def test_more_load_never_improves_an_estimate(
+    books: list[tuple[int, int, int, float]], who: int, context: int
+) -> None:
+    held = {i: [50, 200, 300, 300, 300] for i in range(len(books))}
+    cluster = make_cluster(len(books))
+    _load(cluster, books)
+    before = estimate(cluster, held=held)
+    rank = cluster[f"i{who % len(books)}"].ranks[0]
+    rank.add_decode("new", context)
+    rank.add_prefill("new", PendingPrefill(0.1, 16, observed=True), 0.0)
+    rank.transfers_in += 1
+    cluster.write(rank)
+    after = estimate(cluster, held=held)
+    for name in ("queue_s", "prefill_s", "tbt_s", "hand_off_s", "inflicted_s", "wait_s"):
+        assert (getattr(after, name) >= getattr(before, name) - 1e-12).all(), name
+
+
+@settings(max_examples=100, deadline=None)
+@given(_BOOKS, st.randoms(use_true_random=False))
+def test_estimates_do_not_depend_on_the_order_of_instances(
+    books: list[tuple[int, int, int, float]], shuffle: Any
+) -> None:
+    held = [[10 * i, 50 * i, 50 * i, 50 * i, 50 * i] for i in range(len(books))]
+    order = list(range(len(books)))
+    shuffle.shuffle(order)
+    plain, mixed = make_cluster(len(books)), make_cluster(len(books))
+    _load(plain, books)
+    _load(mixed, [books[i] for i in order])
+    first = estimate(plain, held=dict(enumerate(held)))
+    second = estimate(mixed, held={new: held[old] for new, old in enumerate(order)})
+    for name in ("queue_s", "prefill_s", "tbt_s", "hand_off_s", "inflicted_s", "wait_s", "plan_tokens"):
+        assert getattr(second, name).tolist() == getattr(first, name)[order].tolist(), name
