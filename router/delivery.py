@@ -7,6 +7,7 @@ placement; from then on it ends the response.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from conductor.placement import (
     Placement,
     PlacementError,
     PlacementRequest,
+    RejectedError,
     Target,
     UnknownModelError,
     Usage,
@@ -34,6 +36,7 @@ from router.heads import Headers, forwarded_fields, request_head
 from router.inference import InferenceRequest
 from router.legs import DecodeLeg, Leg, PrefillLeg
 from router.services import logger
+from router.terms import RequestTerms
 from router.tokens import Prompt
 from router.upstream import UpstreamFailure, UpstreamUnreachable
 
@@ -59,6 +62,7 @@ class Delivery:
         "_prompt",
         "_request",
         "_task",
+        "_terms",
         "_timer",
         "_tried",
         "attempts",
@@ -69,7 +73,12 @@ class Delivery:
     )
 
     def __init__(
-        self, exchange: Exchange, headers: Headers, request: InferenceRequest, prompt: Prompt
+        self,
+        exchange: Exchange,
+        headers: Headers,
+        request: InferenceRequest,
+        prompt: Prompt,
+        terms: RequestTerms,
     ) -> None:
         self.services = exchange.services
         self.transport = exchange.transport
@@ -79,6 +88,7 @@ class Delivery:
         self._exchange = exchange
         self._request = request
         self._prompt = prompt
+        self._terms = terms
         self._fields, self._authorization = forwarded_fields(headers, exchange.request_id)
         self._placed = False  # the last placement has not ended yet
         self._handoff: HandoffProtocol | None = None
@@ -102,27 +112,43 @@ class Delivery:
             streamed=request.stream,
             max_output_tokens=request.max_output_tokens,
             cache_salt=request.cache_salt,
+            tenant=self._terms.tenant,
+            route=request.endpoint.value,
+            priority=self._terms.priority,
+            arrived_s=self._exchange.started_s,
+            ttft_objective_s=self._terms.ttft_objective_s,
+            tbt_objective_s=self._terms.tbt_objective_s,
             excluded=_excluded(self._tried),
             retry_of=previous.placement_id if previous is not None else None,
         )
         now_s = services.clock()
         try:
-            placement = services.placements.place(asked, now_s)
+            placement = services.line.arrive(self, asked)
         except PlacementError as error:
-            self._exchange.reply_error(self._placement_refused(error, request.model))
+            self.refused(error)
             return
         except Exception:
             logger.exception("placement failed unexpectedly", request_id=self._exchange.request_id)
             self._exchange.reply_error(internal_error())
             return
         services.metrics.placement_s.observe(services.clock() - now_s)
+        if placement is not None:
+            self.placed(placement)
+
+    def refused(self, error: PlacementError) -> None:
+        """There is no placement, at once or after a wait."""
+        self._exchange.reply_error(self._placement_refused(error, self._request.model))
+
+    def placed(self, placement: Placement) -> None:
+        """Start the first leg of a placement, made at once or after a wait."""
+        request, services, now_s = self._request, self.services, self.services.clock()
         self.placement = placement
         self._placed = True
         self.attempts += 1
         if self.attempts == 1:
             metrics = services.metrics
-            metrics.token_source[prompt.source] += 1
-            metrics.prompt_tokens += prompt.prompt_tokens
+            metrics.token_source[self._prompt.source] += 1
+            metrics.prompt_tokens += self._prompt.prompt_tokens
             metrics.overlap_tokens += placement.overlap_tokens
         self._prefill_answer = None
         if placement.disaggregated:
@@ -139,6 +165,14 @@ class Delivery:
                 names += f", and {len(served) - _LISTED_MODELS} more"
             message = f"The model {model!r} is not served here. Served models: {names}."
             return RequestError(404, message, param="model", code="model_not_found")
+        if isinstance(error, RejectedError):
+            return RequestError(
+                429,
+                f"The request was not admitted: {error}",
+                kind="rate_limit_error",
+                code=f"overloaded_{error.stage}",
+                retry_after_s=max(math.ceil(error.retry_after_s), 1),
+            )
         message = f"No instance can take the request now: {error}"
         if self._tried:
             message = f"{message}. {self._what_was_tried()}"
@@ -187,7 +221,12 @@ class Delivery:
             self._retry(InstanceFailure(leg.target.instance_id, FailureKind.ERROR, str(error)))
             return
         now_s = self.services.clock()
-        self._tell(self.services.placements.prefill_finished, placement.placement_id, now_s)
+        try:
+            self._tell(self.services.placements.prefill_finished, placement.placement_id, now_s)
+        except RejectedError as error:
+            self._placed = False
+            self.refused(error)
+            return
         if answer.transfer is None:
             self.services.metrics.handoffs_without_transfer += 1
             decode_body: bytes | bytearray = forwarded_body(request, placement.model)
@@ -224,10 +263,13 @@ class Delivery:
         answer = self._prefill_answer
         if answer is not None and answer.cached_tokens is not None:
             usage = Usage(usage.prompt_tokens, usage.output_tokens, answer.cached_tokens)
+        if usage.output_tokens is None and leg.events > 1:
+            # A stream without usage: one event a token, and [DONE].
+            usage = Usage(usage.prompt_tokens, leg.events - 1, usage.cached_tokens)
         self._placed = False
         self._tell(services.placements.finished, placement.placement_id, now_s, usage)
         if leg.events and self._exchange.first_byte_s is not None:
-            gaps = (usage.output_tokens or leg.events - 1) - 1
+            gaps = (usage.output_tokens or 0) - 1
             if gaps > 0:
                 services.metrics.itl_s.observe((now_s - self._exchange.first_byte_s) / gaps)
         self._exchange.complete()
@@ -364,6 +406,7 @@ class Delivery:
     def stop(self, reason: str) -> bool:
         """Give the request up; tells whether a part of the response has gone to the client."""
         leg, self._leg = self._leg, None
+        self.services.line.leave(self)
         for pending in (self._task, self._timer):
             if pending is not None:
                 pending.cancel()
@@ -380,10 +423,13 @@ class Delivery:
         """Report to the scheduler; a fault of its must not cost the client its response."""
         try:
             report(*arguments)
+        except RejectedError:
+            raise
         except Exception:
             logger.exception(
                 "the scheduler failed", request_id=self._exchange.request_id, call=report.__name__
             )
+        self.services.line.pump()
 
     def _release_placement(self) -> None:
         placement = self.placement

@@ -15,6 +15,7 @@ from router.framing import ResponseHead
 from router.heads import Headers, client_request_id, placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
 from router.services import RouterServices, logger
+from router.terms import DEFAULT_TERMS, parse_terms
 from router.tokens import Prompt
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Exchange:
         "_headers",
         "_in_turn",
         "_refusal",
+        "_terms",
         "_tokenizing",
         "body",
         "client_takes_chunks",
@@ -86,6 +88,7 @@ class Exchange:
         self.first_byte_s: float | None = None
         self.request_id = client_request_id(headers) or self.services.new_request_id()
         self._headers = headers
+        self._terms = DEFAULT_TERMS
         self._expects_continue = expects_continue
         self._in_turn = False  # earlier responses on this connection are complete
         self._refusal: RequestError | None = None
@@ -163,6 +166,7 @@ class Exchange:
             self.reply_error(internal_error())
 
     def _parse_and_deliver(self) -> None:
+        self._terms = parse_terms(self._headers)
         request = parse_inference(self.endpoint, self.body)
         prompt = self.services.tokens.prompt_at_once(request)
         if prompt is None:
@@ -176,7 +180,7 @@ class Exchange:
         self._deliver(request, prompt)
 
     def _deliver(self, request: InferenceRequest, prompt: Prompt) -> None:
-        self._delivery = Delivery(self, self._headers, request, prompt)
+        self._delivery = Delivery(self, self._headers, request, prompt, self._terms)
         self._delivery.place()
 
     # The connection, and time

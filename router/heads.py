@@ -40,7 +40,7 @@ def forwarded_fields(headers: Headers, request_id: str) -> tuple[bytes, bytes]:
     parts: list[bytes] = []
     authorization = b""
     for name, value in headers:
-        if name in dropped:
+        if name in dropped or name.startswith(b"x-conductor-"):
             continue
         if name == b"authorization":
             authorization = b"authorization: %b\r\n" % value

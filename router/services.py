@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from conductor.placement import InstanceFailure, ModelCard, Placement, PlacementRequest, Usage
+from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
 from router.settings import RouterSettings
 from router.tokens import TokenService
@@ -59,9 +60,11 @@ class RouterServices:
         settings: RouterSettings | None = None,
         tokens: TokenService | None = None,
         metrics: RouterMetrics | None = None,
+        dispatch: Dispatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placements = placements
+        self.line = Line(AtOnce(placements) if dispatch is None else dispatch, clock)
         self.settings = settings = settings or RouterSettings()
         self.metrics = metrics or RouterMetrics()
         self.tokens = tokens or TokenService(metrics=self.metrics)
@@ -97,6 +100,7 @@ class RouterServices:
             self._timer = None
         for exchange in list(self.active):
             exchange.shut_down()
+        self.line.close()
         self.pool.close()
         self.tokens.close()
 

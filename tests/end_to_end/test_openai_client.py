@@ -114,7 +114,10 @@ def test_every_answer_says_where_it_ran_and_the_placement_says_why(
     client: openai.OpenAI, cluster: FrontDoor
 ) -> None:
     raw = client.chat.completions.with_raw_response.create(
-        model=MODEL, messages=_messages("Why?"), max_tokens=4, extra_headers={"x-request-id": "my-request"}
+        model=MODEL,
+        messages=_messages("Why? " * 400),  # a short one would be prefilled where it decodes
+        max_tokens=4,
+        extra_headers={"x-request-id": "my-request"},
     )
     headers = raw.headers
     assert headers["x-request-id"] == "my-request"

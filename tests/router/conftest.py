@@ -20,6 +20,7 @@ from conductor.placement import (
     NoInstanceError,
     Placement,
     PlacementRequest,
+    PrefixPlan,
     Target,
     UnknownModelError,
     Usage,
@@ -190,8 +191,9 @@ class Placements:
         decode = prefill if self.decode is None else self._first(self.decode, request)
         placement_id = f"p-{next(self._numbers)}"
         self.calls.append(("place", placement_id))
+        plan = PrefixPlan(tokens=16, segments=(), fetch_s=0.0, prefill_s=0.0125)
         return Placement(
-            placement_id, request.request_id, self.engine_model, prefill, decode, 16, 0.0125, 0.01
+            placement_id, request.request_id, self.engine_model, prefill, decode, 16, plan, 0.0125, 0.01
         )
 
     @staticmethod

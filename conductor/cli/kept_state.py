@@ -1,0 +1,50 @@
+"""What outlives a process: where it is kept, and the index and its feeds as the last process left them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from conductor.cli.event_feeds import EventFeeds
+from conductor.config import Config, ConfigError
+from conductor.index_snapshots import SNAPSHOT_NAME, IndexSnapshots, restore
+from conductor.state_store import FileStateStore, MemoryStateStore, StateStore
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """``snapshot`` None: nothing is kept."""
+
+    store: StateStore
+    snapshot: Path | None
+
+
+def open_state(config: Config) -> KeptState:
+    """ConfigError when the folder cannot be made."""
+    if config.state_dir is None:
+        return KeptState(MemoryStateStore(), None)
+    try:
+        return KeptState(FileStateStore(config.state_dir), config.state_dir / SNAPSHOT_NAME)
+    except OSError as error:
+        raise ConfigError(
+            f"state_dir: cannot make the folder {config.state_dir} ({error.strerror}); "
+            "choose one that this user may write to"
+        ) from None
+
+
+def restored_feeds(
+    config: Config, state: KeptState, clock: Callable[[], float]
+) -> tuple[EventFeeds, IndexSnapshots | None]:
+    """The feeds over an index that has what the last process saved, and what saves it from now on.
+
+    Neither is started. The feeds are to be closed before the snapshots.
+    """
+    bounds = config.index
+    restored = restore(state.snapshot, expected_blocks=bounds.expected_blocks, max_blocks=bounds.max_blocks)
+    feeds = EventFeeds(restored.index, clock)
+    feeds.resume(restored.positions)
+    if state.snapshot is None:
+        return feeds, None
+    interval_s = bounds.snapshot_interval_s
+    return feeds, IndexSnapshots(state.snapshot, restored.index, feeds, interval_s=interval_s)

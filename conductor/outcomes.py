@@ -1,0 +1,164 @@
+"""What became of placements lately: counts and sums of the last minutes, and since the start."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from conductor.cluster import ReportedLoad
+from conductor.explanation import PlacementRecord
+
+_BUCKET_S: Final = 5.0
+_BUCKETS: Final = 60
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts and sums over a time; seconds are summed over requests.
+
+    A time is counted in the moment when it became known. TBT is a request's mean gap between tokens: single
+    gaps are not seen here.
+    """
+
+    placed: int = 0
+    refused: int = 0
+    ended: Counter[str] = field(default_factory=Counter)  # by outcome
+    disaggregated: int = 0
+    under_way: int = 0  # placements under way, summed over placements made
+    held_s: float = 0.0  # arrival to placement
+    prefill_s: float = 0.0  # predicted, of the placements made
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of these, as planned
+    reusing: int = 0  # placements that plan to reuse anything
+    reported_prompt_tokens: int = 0  # of requests for which the engine told what was cached
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft_seen: int = 0
+    ttft_met: int = 0
+    ttft_s: float = 0.0
+    ttft_apart_seen: int = 0  # of these, prefilled and decoded on different instances
+    ttft_apart_s: float = 0.0
+    tbt_seen: int = 0
+    tbt_met: int = 0
+    tbt_s: float = 0.0
+    judged: int = 0  # finished, with a time to judge by
+    good: int = 0  # of these, all objectives met
+    hand_offs: int = 0  # that were seen: end of the prefill to the first token
+    hand_off_s: float = 0.0
+    hand_off_predicted_s: float = 0.0
+    handed_prefill_s: float = 0.0  # predicted prefill of those, which their decode instance did not do
+    preemptions: int = 0  # as engines count them
+
+    def add(self, other: Tally) -> None:
+        for each in fields(self):
+            value = getattr(other, each.name)
+            if isinstance(value, Counter):
+                self.ended.update(value)
+            else:
+                setattr(self, each.name, getattr(self, each.name) + value)
+
+
+class Outcomes:
+    """Tallies of five seconds each; the last five minutes of them are kept, older ones are summed."""
+
+    WINDOW_S: Final = _BUCKET_S * _BUCKETS
+
+    def __init__(self) -> None:
+        self._older = Tally()
+        self._buckets: deque[tuple[int, Tally]] = deque()
+
+    def placed(self, record: PlacementRecord, under_way: int) -> None:
+        """A placement was made; ``under_way`` counts it."""
+        tally, placement, request = self._now(record.placed_s), record.placement, record.request
+        tally.placed += 1
+        tally.under_way += under_way
+        tally.disaggregated += placement.disaggregated
+        tally.held_s += record.held_s
+        tally.prefill_s += placement.plan.prefill_s
+        tally.prompt_tokens += request.prompt_tokens
+        tally.reused_tokens += placement.plan.tokens
+        tally.reusing += placement.plan.tokens > 0
+
+    def refused(self, now_s: float) -> None:
+        """A request could not be placed."""
+        self._now(now_s).refused += 1
+
+    def reported(self, before: ReportedLoad | None, load: ReportedLoad) -> None:
+        """Gauges of a rank came; only the difference to those before counts."""
+        if before is None or before.preemptions is None or load.preemptions is None:
+            return
+        if load.preemptions > before.preemptions:
+            self._now(load.at_s).preemptions += load.preemptions - before.preemptions
+
+    def ended(self, record: PlacementRecord, ttft_objective_s: float, tbt_objective_s: float) -> None:
+        """A placement ended, in whatever way; its outcome and times are in the record."""
+        assert record.ended_s is not None
+        tally, usage = self._now(record.ended_s), record.usage
+        tally.ended[record.outcome] += 1
+        output_tokens = None
+        if usage is not None:
+            output_tokens = usage.output_tokens
+            tally.output_tokens += output_tokens or 0
+            if usage.cached_tokens is not None:
+                tally.reported_prompt_tokens += usage.prompt_tokens or record.request.prompt_tokens
+                tally.cached_tokens += usage.cached_tokens
+        ttft_s = record.observed_ttft_s()
+        if ttft_s is None:
+            return
+        met = ttft_s <= ttft_objective_s
+        tally.ttft_seen += 1
+        tally.ttft_met += met
+        tally.ttft_s += ttft_s
+        if record.placement.disaggregated:
+            tally.ttft_apart_seen += 1
+            tally.ttft_apart_s += ttft_s
+        self._hand_off(record, tally)
+        if record.first_token_s is not None and output_tokens is not None and output_tokens > 1:
+            tbt_s = (record.ended_s - record.first_token_s) / (output_tokens - 1)
+            tally.tbt_seen += 1
+            tally.tbt_met += tbt_s <= tbt_objective_s
+            tally.tbt_s += tbt_s
+            met = met and tbt_s <= tbt_objective_s
+        if record.outcome == "finished":
+            tally.judged += 1
+            tally.good += met
+
+    @staticmethod
+    def _hand_off(record: PlacementRecord, tally: Tally) -> None:
+        if (
+            record.placement.disaggregated
+            and record.prefill_finished_s is not None
+            and record.first_token_s is not None
+        ):
+            step_s = record.step_at_first_token_s or 0.0
+            tally.hand_offs += 1
+            tally.hand_off_s += max(record.first_token_s - record.prefill_finished_s - step_s, 0.0)
+            tally.hand_off_predicted_s += record.hand_off_s
+            tally.handed_prefill_s += record.placement.plan.prefill_s
+
+    def total(self) -> Tally:
+        """Since the start."""
+        summed = Tally()
+        summed.add(self._older)
+        for _, tally in self._buckets:
+            summed.add(tally)
+        return summed
+
+    def between(self, start_s: float, stop_s: float) -> Tally:
+        """Of the buckets that begin in this time, as far back as they are kept."""
+        summed = Tally()
+        for number, tally in self._buckets:
+            if start_s <= number * _BUCKET_S < stop_s:
+                summed.add(tally)
+        return summed
+
+    def _now(self, now_s: float) -> Tally:
+        number = int(now_s // _BUCKET_S)
+        buckets = self._buckets
+        # Times are those of one clock, but a report may have been read a little before it arrives.
+        if not buckets or buckets[-1][0] < number:
+            buckets.append((number, Tally()))
+            while buckets[0][0] <= number - _BUCKETS:
+                self._older.add(buckets.popleft()[1])
+        return buckets[-1][1]

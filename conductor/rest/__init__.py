@@ -1,0 +1,38 @@
+"""The conductor's REST API under /v1: placements and their explanations, instances, the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter
+
+from conductor.membership import Membership
+from conductor.rest.cluster import make_cluster_routes
+from conductor.rest.instances import make_instance_routes
+from conductor.rest.placements import make_placement_routes
+from conductor.rest.prompts import Tokenize, TokenizedPrompt
+from conductor.rest.reservations import Reservations
+from conductor.scheduler import Scheduler
+
+__all__ = ["Reservations", "Tokenize", "TokenizedPrompt", "make_rest_router"]
+
+
+def make_rest_router(
+    scheduler: Scheduler,
+    clock: Callable[[], float],
+    *,
+    reservations: Reservations | None = None,
+    membership: Membership | None = None,
+    tokenize: Tokenize | None = None,
+) -> APIRouter:
+    """All routes. They read the scheduler's state in place, on its event loop, and never block.
+
+    Without ``tokenize`` prompts must come as token ids or hashes.
+    """
+    if reservations is None:  # an empty one is false
+        reservations = Reservations(scheduler, clock)
+    router = APIRouter(prefix="/v1")
+    router.include_router(make_placement_routes(scheduler, clock, reservations, tokenize))
+    router.include_router(make_instance_routes(scheduler, clock, membership or Membership(scheduler, clock)))
+    router.include_router(make_cluster_routes(scheduler, clock))
+    return router
