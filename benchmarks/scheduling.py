@@ -26,9 +26,9 @@ from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.joint import assign
-from conductor.placement import PlacementRequest, Role, Usage
+from conductor.placement import Objectives, PlacementRequest, Role, Usage
 from conductor.policies import make_policy
-from conductor.scheduler import Objectives, Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler, SuspensionPolicy
 
 BLOCK = 16
 PROMPT_TOKENS = 6_000

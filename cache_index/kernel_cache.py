@@ -25,8 +25,7 @@ def cache_directory(*sources: Path) -> Path:
     It lies under ``NUMBA_CACHE_DIR``, else ``XDG_CACHE_HOME``, else ``~/.cache``; where none of them
     can be written, a fresh temporary directory is used, and kernels are compiled on every start.
     """
-    code = b"".join(source.read_bytes() for source in sources)
-    digest = hashlib.sha256(code + numba.__version__.encode()).hexdigest()[:16]
+    digest = digest_of(*sources)
     home = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     base = Path(home) if home else Path.home() / ".cache"
     directory = base / "kv-conductor" / f"kernels-{digest}"
@@ -37,6 +36,12 @@ def cache_directory(*sources: Path) -> Path:
     if os.access(directory, os.W_OK):
         return directory
     return Path(tempfile.mkdtemp(prefix="kv-conductor-kernels-"))
+
+
+def digest_of(*sources: Path) -> str:
+    """What names the directory."""
+    code = b"".join(source.read_bytes() for source in sources)
+    return hashlib.sha256(code + numba.__version__.encode()).hexdigest()[:16]
 
 
 def cached_njit(function: Callable[..., Any], directory: Path, *, nogil: bool = True) -> Any:

@@ -8,7 +8,11 @@ from typing import Any
 
 from numba import njit
 
-from cache_index.kernel_cache import cache_directory, cached_njit
+from cache_index.kernel_cache import cache_directory, cached_njit, digest_of
+
+
+class SourcesChangedError(RuntimeError):
+    """Files of this package were replaced while it was being loaded; a new start uses the new ones."""
 
 
 class KernelSet:
@@ -18,6 +22,8 @@ class KernelSet:
     """
 
     def __init__(self, *sources: Path) -> None:
+        self._sources = sources
+        self._digest = digest_of(*sources)
         self.directory = cache_directory(*sources)
         self._kernels: list[tuple[Any, tuple[Any, ...]]] = []
 
@@ -32,7 +38,15 @@ class KernelSet:
         return register
 
     def compile_all(self) -> None:
-        """Compile every kernel, or load it from the cache, and close the set of signatures."""
+        """Compile every kernel, or load it from the cache, and close the set of signatures.
+
+        Raises SourcesChangedError when what was imported may be a mixture of old and new files: its kernels would
+        be wrong, and kept.
+        """
+        if digest_of(*self._sources) != self._digest:
+            raise SourcesChangedError(
+                f"files in {self._sources[0].parent} changed while starting; start again"
+            )
         for dispatcher, signature in self._kernels:
             if not dispatcher.signatures:
                 dispatcher.compile(signature)

@@ -18,12 +18,12 @@ from conductor.admission import AdmissionRule, Gate, make_rule
 from conductor.cluster import Cluster, InstanceState, make_instance
 from conductor.costs import Calibration, Distance, InstanceClass, Topology
 from conductor.costs.calibration import Scale
-from conductor.placement import PlacementError, PlacementRequest
+from conductor.placement import Objectives, PlacementError, PlacementRequest
 from conductor.policies import Policy, make_policy
 from conductor.prefix_lookup import Levels
 from conductor.recorded_scheduler import RecordedScheduler
 from conductor.roster import CacheGroup
-from conductor.scheduler import Objectives, SuspensionPolicy
+from conductor.scheduler import SuspensionPolicy
 
 
 class ReplayError(Exception):

@@ -34,6 +34,14 @@ class TokenSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Objectives:
+    """What a request should meet: time to first token, and mean of its longest tenth of token gaps."""
+
+    ttft_s: float = 2.0
+    tbt_s: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
 class PlacementRequest:
     """One request as the scheduler sees it.
 

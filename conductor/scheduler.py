@@ -8,47 +8,40 @@ REST API and the simulator drive the same object.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from cache_index import CacheIndex
 from conductor.admission import Gate
 from conductor.assumed_cache import AssumedCache
+from conductor.books import Books
 from conductor.cluster import (
     NO_ROW,
     Cluster,
     EngineFacts,
     Health,
     InstanceState,
-    PendingPrefill,
-    RankState,
     ReportedLoad,
 )
 from conductor.costs import Calibration, InstanceClass
-from conductor.costs.tables import DECODE
-from conductor.estimates import Estimates, Estimator
+from conductor.decider import Decider
 from conductor.explanation import PlacementRecord, RecordLog
-from conductor.joint import MAX_TOGETHER, assign
 from conductor.outcomes import Outcomes
 from conductor.placement import (
     FailureKind,
     InstanceFailure,
     ModelCard,
-    NoInstanceError,
+    Objectives,
     Placement,
     PlacementError,
     PlacementRequest,
     RejectedError,
     Role,
-    UnknownModelError,
     Usage,
 )
-from conductor.policies.candidates import NO_PEER, Candidates, Policy
+from conductor.policies.candidates import Policy
 from conductor.prefix_lookup import IndexLookup, PrefixLookup
-from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
-from conductor.roster import Roster, cache_namespace, make_roster
+from conductor.roster import cache_namespace
 
 # Prompts that begin with the same tokens are likely to share more.
 _BEGINNING_TOKENS = 512
@@ -56,14 +49,6 @@ _BEGINNING_TOKENS = 512
 _LEAST_OBJECTIVE_S = 1e-3
 # Shorter answers say more about the first step than about the pace.
 _MIN_OBSERVED_TOKENS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """What a request should meet: time to first token, and mean of its longest tenth of token gaps."""
-
-    ttft_s: float = 2.0
-    tbt_s: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +80,15 @@ class Scheduler:
         self.cluster = cluster
         self.index = index
         self.policy = policy
-        self.objectives = objectives
         self.suspension = suspension
-        self.aliases = aliases or {}
         self.records = RecordLog(records)
         self.outcomes = Outcomes()
-        self.calibrations = calibrations if calibrations is not None else {}
+        self.gate = Gate() if gate is None else gate
+        self._lookup = IndexLookup(index) if lookup is None else lookup
+        self._books = Books(cluster, self._lookup, calibrations)
+        self._decider = Decider(cluster, index, self._lookup, self.gate, objectives, aliases or {})
         self._id_prefix = id_prefix
         self._placed = 0
-        for instance in cluster:
-            self._apply(instance.instance_class, self.calibration(instance.instance_class))
-        self._rosters: dict[str, Roster] = {}
-        self._lookup = lookup or IndexLookup(index)
-        self.gate = gate or Gate()
-        self._estimator = Estimator(cluster)
         self._active: dict[str, PlacementRecord] = {}
         self._assumed = AssumedCache(index)
 
@@ -122,19 +102,15 @@ class Scheduler:
         """
         self._placed += 1
         try:
-            record = self._decide(request, self.policy, f"{self._id_prefix}{self._placed}", now_s)
+            record = self._decider.decide(request, self.policy, f"{self._id_prefix}{self._placed}", now_s)
             self._admit(record)
         except PlacementError:
             self.outcomes.refused(now_s)
             raise
-        self._reserve(record, now_s)
-        if record.cache_group is not None:
-            self._lookup.prefill_begins(
-                record.placement.placement_id, request, record.cache_group, record.prefill.holder
-            )
+        self._books.reserve(record, now_s)
         self._active[record.placement.placement_id] = record
         for dropped in self.records.add(record):
-            self._estimator.recycle(dropped)
+            self._decider.recycle(dropped)
         self._assume(record, now_s)
         self.outcomes.placed(record, len(self._active))
         return record.placement
@@ -148,7 +124,7 @@ class Scheduler:
         different models, or whose prompts begin alike, are not: what one computes, the next finds cached.
         """
         results: list[Placement | PlacementError | None] = [None] * len(requests)
-        for i, request in self._assigned(requests, now_s):
+        for i, request in self._decider.assigned(requests, now_s):
             try:
                 results[i] = self.place(request, now_s)
             except PlacementError as error:
@@ -162,7 +138,7 @@ class Scheduler:
 
         Another ``policy`` than the scheduler's own may be asked; it is the caller's and may remember.
         """
-        return self._decide(request, policy or copy.deepcopy(self.policy), "", now_s)
+        return self._decider.decide(request, policy or copy.deepcopy(self.policy), "", now_s)
 
     def prefill_finished(self, placement_id: str, now_s: float) -> None:
         """The prefill leg of a disaggregated placement answered.
@@ -173,10 +149,10 @@ class Scheduler:
         record = self._active.get(placement_id)
         if record is not None and record.prefill_finished_s is None:
             record.prefill_finished_s = now_s
-            self._end_prefill(record, now_s, learn=True)
-            self._end_transfer(record)
+            self._books.end_prefill(record, now_s, learn=True)
+            self._books.end_transfer(record)
             if record.placement.disaggregated and record.first_token_s is None:
-                self._transfer(record, record.prefill, record.decode)
+                self._books.transfer(record, record.prefill, record.decode)
             self._succeeded(record.placement.prefill.instance_id)
             self._admit_decode(record, now_s)
 
@@ -187,15 +163,15 @@ class Scheduler:
             return
         record.first_token_s = now_s
         self.gate.started(placement_id, now_s)
-        self._end_transfer(record)
+        self._books.end_transfer(record)
         instance = self.cluster.get(record.placement.decode.instance_id)
         if instance is not None:
-            record.step_at_first_token_s = self._step_s(record.decode, instance)
+            record.step_at_first_token_s = self._books.step_s(record.decode, instance)
             if record.request.streamed:
                 ttft_s = now_s - record.placed_s
                 self.calibration(instance.instance_class).ttft.add(record.placement.predicted_ttft_s, ttft_s)
         # An answer that is not streamed comes whole: its first byte says nothing about the prefill.
-        self._end_prefill(record, now_s, learn=record.request.streamed)
+        self._books.end_prefill(record, now_s, learn=record.request.streamed)
         self._succeeded(record.placement.decode.instance_id)
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
@@ -237,14 +213,7 @@ class Scheduler:
 
     def models(self) -> list[ModelCard]:
         """The models that can be asked for, aliases included."""
-        cards = self.cluster.models()
-        known = {card.model: card for card in cards}
-        aliases = [
-            ModelCard(alias, known[name].max_model_len, known[name].instances, parent=name)
-            for alias, name in self.aliases.items()
-            if name in known and alias not in known
-        ]
-        return cards + aliases
+        return self._decider.models()
 
     def why_not_ready(self, now_s: float) -> str | None:
         """None when a request could be placed now, else the reason in words."""
@@ -287,7 +256,7 @@ class Scheduler:
     def add_instance(self, instance: InstanceState) -> None:
         """A new instance, which is no candidate until `instance_up`. Raises ValueError as `Cluster.add` does."""
         self.cluster.add(instance)
-        self._apply(instance.instance_class, self.calibration(instance.instance_class))
+        self._books.apply(instance.instance_class)
 
     def drain_instance(self, instance_id: str) -> None:
         """No new placements; what is under way goes on. Raises KeyError when it is unknown."""
@@ -316,14 +285,29 @@ class Scheduler:
 
     def calibration(self, instance_class: InstanceClass) -> Calibration:
         """What was learned of a class of instances."""
-        return self.calibrations.setdefault(instance_class.name, Calibration())
+        return self._books.calibration(instance_class)
 
     def reset_calibration(self, class_name: str) -> None:
         """Forget what was learned of a class of instances. Raises KeyError when nothing was."""
         del self.calibrations[class_name]
         for instance in self.cluster:
             if instance.instance_class.name == class_name:
-                self._apply(instance.instance_class, self.calibration(instance.instance_class))
+                self._books.apply(instance.instance_class)
+
+    @property
+    def objectives(self) -> Objectives:
+        """Of requests that bring none."""
+        return self._decider.objectives
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names of models."""
+        return self._decider.aliases
+
+    @property
+    def calibrations(self) -> dict[str, Calibration]:
+        """What was learned, by instance class."""
+        return self._books.calibrations
 
     @property
     def active_placements(self) -> int:
@@ -355,123 +339,7 @@ class Scheduler:
                 )
                 self.cluster.check(rank)
 
-    # ---- estimates ----
-
-    def _roster(self, request: PlacementRequest, model: str, now_s: float) -> Roster:
-        """The candidates; gathered anew only when the cluster changed, or for a retry."""
-        if request.excluded:
-            roster = make_roster(self.cluster, self.index, model, now_s, request.excluded)
-        else:
-            roster = self._rosters.get(model)
-            if roster is None or roster.version != self.cluster.version or now_s >= roster.valid_until_s:
-                roster = make_roster(self.cluster, self.index, model, now_s)
-                if roster is not None:
-                    self._rosters[model] = roster
-        if roster is None:
-            raise UnknownModelError(self._why_unknown(model))
-        return roster
-
-    # ---- books ----
-
-    def _assigned(
-        self, requests: Sequence[PlacementRequest], now_s: float
-    ) -> Iterator[tuple[int, PlacementRequest]]:
-        """The requests with their numbers, in the order to place them in, prefill ranks fixed where that pays."""
-        apart: dict[str, list[int]] = {}
-        alike: list[int] = []
-        beginnings: set[bytes] = set()
-        for i, request in enumerate(requests):
-            beginning = request.tokens[:_BEGINNING_TOKENS].tobytes()
-            if request.excluded or request.prefill_on is not None or (beginning and beginning in beginnings):
-                alike.append(i)
-                continue
-            beginnings.add(beginning)
-            apart.setdefault(request.model, []).append(i)
-        for together in apart.values():
-            for first in range(0, len(together), MAX_TOGETHER):
-                chunk = together[first : first + MAX_TOGETHER]
-                yield from self._assign([(i, requests[i]) for i in chunk], now_s)
-        yield from ((i, requests[i]) for i in alike)
-
-    def _assign(
-        self, chunk: list[tuple[int, PlacementRequest]], now_s: float
-    ) -> list[tuple[int, PlacementRequest]]:
-        try:
-            batch = [self._estimate(request, now_s) for _, request in chunk] if len(chunk) > 1 else []
-        except PlacementError:
-            return chunk  # `place` says it again, request by request
-        assignment = assign(batch) if batch else None
-        holders = [candidates.ranks for candidates in batch]
-        for candidates in batch:
-            self._estimator.recycle(candidates)
-        if assignment is None:
-            return chunk
-        fixed = []
-        for b in assignment.order:
-            i, request = chunk[b]
-            fixed.append((i, replace(request, prefill_on=holders[b][assignment.ranks[b]].holder)))
-        return fixed
-
-    def _decide(
-        self, request: PlacementRequest, policy: Policy, placement_id: str, now_s: float
-    ) -> PlacementRecord:
-        model = self.aliases.get(request.model, request.model)
-        roster = self._roster(request, model, now_s)
-        candidates = self._estimate(request, now_s)
-        choice = policy.choose(candidates)
-        if choice is None:
-            reason = self._why_none(model, candidates)
-            self._estimator.recycle(candidates)
-            raise NoInstanceError(reason)
-        prefill, decode = candidates.ranks[choice.prefill], candidates.ranks[choice.decode]
-        plan = plan_of(candidates, choice)
-        moving_s = hand_off_s(candidates, choice.prefill, choice.decode)
-        group = int(roster.group_of[choice.prefill])
-        placement = Placement(
-            placement_id=placement_id,
-            request_id=request.request_id,
-            model=model,
-            prefill=prefill.target,
-            decode=decode.target,
-            overlap_tokens=int(candidates.overlap_tokens[choice.prefill]),
-            plan=plan,
-            predicted_ttft_s=predicted_ttft_s(candidates, choice, plan, moving_s),
-            predicted_tbt_s=float(candidates.tbt_s[choice.decode]),
-        )
-        return PlacementRecord(
-            placement=placement,
-            request=request,
-            policy=policy.name,
-            candidates=candidates,
-            choice=choice,
-            placed_s=now_s,
-            held_s=now_s - request.arrived_s if request.arrived_s is not None else 0.0,
-            queue_s=float(candidates.queue_s[choice.prefill]),
-            hand_off_s=moving_s,
-            output_tokens=candidates.output_tokens,
-            prefill=prefill,
-            decode=decode,
-            peer=candidates.ranks[choice.peer] if choice.peer != NO_PEER else None,
-            cache_group=roster.cache_groups[group] if group >= 0 else None,
-        )
-
-    def _estimate(self, request: PlacementRequest, now_s: float) -> Estimates:
-        model = self.aliases.get(request.model, request.model)
-        ttft_objective_s = request.ttft_objective_s or self.objectives.ttft_s
-        held_s = now_s - request.arrived_s if request.arrived_s is not None else 0.0
-        estimates = self._estimator.estimate(
-            request,
-            self._roster(request, model, now_s),
-            self._lookup,
-            now_s,
-            output_tokens=self.gate.output_tokens(request),
-            ttft_objective_s=max(ttft_objective_s - held_s, _LEAST_OBJECTIVE_S),
-            tbt_objective_s=request.tbt_objective_s or self.objectives.tbt_s,
-        )
-        if request.prefill_on is None:
-            return estimates
-        others = np.array([rank.holder != request.prefill_on for rank in estimates.ranks], np.bool_)
-        return estimates.with_roles(np.where(others & (estimates.roles != DECODE), 0, estimates.roles))
+    # ---- inside ----
 
     def _assume(self, record: PlacementRecord, now_s: float) -> None:
         """Where the prefill engine publishes no events, take what is sent there as cached."""
@@ -491,7 +359,7 @@ class Scheduler:
         placement, choice = record.placement, record.choice
         rejection = self.gate.judge(estimates, choice, placement.predicted_ttft_s, self.cluster.tables)
         if rejection is not None:
-            self._estimator.recycle(estimates)
+            self._decider.recycle(estimates)
             raise RejectedError(rejection.reason, rejection.stage, rejection.retry_after_s)
         self.gate.placed(
             placement.placement_id,
@@ -510,99 +378,14 @@ class Scheduler:
         rejection = self.gate.judge_decode(
             record.request,
             record.decode.row,
-            self._step_s(record.decode, instance),
-            record.request.tbt_objective_s or self.objectives.tbt_s,
+            self._books.step_s(record.decode, instance),
+            self._decider.objectives_of(record.request).tbt_s,
             now_s,
             self.cluster.tables,
         )
         if rejection is not None:
             self._end(record.placement.placement_id, now_s, "rejected")
             raise RejectedError(rejection.reason, rejection.stage, rejection.retry_after_s)
-
-    def _reserve(self, record: PlacementRecord, now_s: float) -> None:
-        """Book the work and the transfers of a placement, so that the next decision sees them."""
-        placement, request = record.placement, record.request
-        record.prefill.add_prefill(
-            placement.placement_id,
-            PendingPrefill(
-                placement.plan.prefill_s,
-                request.prompt_tokens - placement.plan.tokens,
-                # The end of a prefill shows when it hands off or when the first token streams.
-                observed=request.streamed or placement.disaggregated,
-            ),
-            now_s,
-        )
-        record.decode.add_decode(placement.placement_id, request.prompt_tokens + record.output_tokens // 2)
-        record.prefill.placements += 1
-        if record.decode is not record.prefill:
-            record.decode.placements += 1
-        self.cluster.write(record.prefill)
-        self.cluster.write(record.decode)
-        if record.peer is not None:
-            self._transfer(record, record.peer, record.prefill)
-
-    def _transfer(self, record: PlacementRecord, giver: RankState, taker: RankState) -> None:
-        """A transfer begins: a fetch with the placement, a hand-off when the prefill has ended."""
-        record.transfer = (giver, taker)
-        giver.transfers_out += 1
-        taker.transfers_in += 1
-        self.cluster.write(giver)
-        self.cluster.write(taker)
-
-    def _end_transfer(self, record: PlacementRecord) -> None:
-        if record.transfer is not None:
-            giver, taker = record.transfer
-            record.transfer = None
-            giver.transfers_out -= 1
-            taker.transfers_in -= 1
-            self.cluster.write(giver)
-            self.cluster.write(taker)
-
-    def _end_prefill(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
-        """Release the prefill reservation; its service time teaches the calibration if ``learn``."""
-        self._lookup.prefill_ended(record.placement.placement_id)
-        service_s = record.prefill.end_prefill(record.placement.placement_id, now_s)
-        self.cluster.write(record.prefill)
-        instance = self.cluster.get(record.placement.prefill.instance_id)
-        if learn and service_s is not None and instance is not None:
-            calibration = self.calibration(instance.instance_class)
-            calibration.observe_prefill(record.placement.plan.prefill_s, service_s)
-            self._apply(instance.instance_class, calibration)
-
-    def _learn_decode(self, record: PlacementRecord, now_s: float) -> None:
-        """The mean gap between a streamed answer's tokens, beside what the decode rank's load predicts.
-
-        The load changed while the answer ran, so the prediction is the mean of those at its first and last token.
-        """
-        usage, started_s = record.usage, record.first_token_s
-        instance = self.cluster.get(record.placement.decode.instance_id)
-        if (
-            usage is None
-            or usage.output_tokens is None
-            or usage.output_tokens < _MIN_OBSERVED_TOKENS
-            or started_s is None
-            or record.step_at_first_token_s is None
-            or instance is None
-        ):
-            return
-        observed_s = (now_s - started_s) / (usage.output_tokens - 1)
-        calibration = self.calibration(instance.instance_class)
-        predicted_s = 0.5 * (record.step_at_first_token_s + self._step_s(record.decode, instance))
-        calibration.observe_decode(predicted_s, observed_s)
-        self._apply(instance.instance_class, calibration)
-
-    def _step_s(self, rank: RankState, instance: InstanceState) -> float:
-        """A decode step of what is on ``rank`` now."""
-        c = instance.instance_class
-        step_s = (
-            c.decode_base_s
-            + c.decode_s_per_sequence * len(rank.decodes)
-            + c.decode_s_per_context_token * rank.context_tokens
-        )
-        return self.calibration(c).decode.factor * step_s
-
-    def _apply(self, instance_class: InstanceClass, calibration: Calibration) -> None:
-        self.cluster.tables.calibrate(instance_class, calibration.prefill.factor, calibration.decode.factor)
 
     def _succeeded(self, instance_id: str) -> None:
         instance = self.cluster.get(instance_id)
@@ -620,35 +403,16 @@ class Scheduler:
         self.gate.ended(placement_id)
         if outcome == "finished" and usage is not None and usage.output_tokens:
             self.gate.observe(record.request, usage.output_tokens)
-        self._end_prefill(record, now_s, learn=False)
-        self._end_transfer(record)
+        self._books.end_prefill(record, now_s, learn=False)
+        self._books.end_transfer(record)
         if outcome == "finished" and record.request.streamed:
-            self._learn_decode(record, now_s)
+            self._books.learn_decode(record, now_s)
         record.decode.end_decode(placement_id)
         self.cluster.write(record.decode)
         record.ended_s, record.outcome = now_s, outcome
-        self.outcomes.ended(
-            record,
-            record.request.ttft_objective_s or self.objectives.ttft_s,
-            record.request.tbt_objective_s or self.objectives.tbt_s,
-        )
+        objectives = self._decider.objectives_of(record.request)
+        self.outcomes.ended(record, objectives.ttft_s, objectives.tbt_s)
         return record
-
-    def _why_unknown(self, model: str) -> str:
-        served = [card.model for card in self.models()]
-        if not served:
-            waiting = _join(i.instance_id for i in self.cluster)
-            return f"no instance is up yet, so no model is served (configured: {waiting}); retry shortly"
-        return f"the model {model!r} is not served here; served: {', '.join(served)}"
-
-    @staticmethod
-    def _why_none(model: str, candidates: Candidates) -> str:
-        reasons = [f"{name} ({why})" for name, why in candidates.excluded.items()]
-        if candidates.can_prefill.any() and not candidates.can_decode.any():
-            reasons.append("prefill instances are up but no decode instance is")
-        if candidates.can_decode.any() and not candidates.can_prefill.any():
-            reasons.append("decode instances are up but no prefill instance is")
-        return f"no instance can take a request for {model!r} now: {'; '.join(reasons) or 'none is up'}"
 
 
 def _join(names: Iterable[str]) -> str:

@@ -23,11 +23,12 @@ from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
+from conductor.cli.start_up import without_collections
 from conductor.config import Config, ConfigError, load_config
+from conductor.index_metrics import IndexCollector, RegistrationCollector
 from conductor.index_registrations import RegistrationBook
 from conductor.index_snapshots import IndexSnapshots
 from conductor.indexer import IndexerService, make_indexer_router
-from conductor.metrics import IndexCollector, RegistrationCollector
 from router.server import PlainServer, listen
 
 DEFAULT_PORT = 8090
@@ -70,11 +71,13 @@ async def _serve(config: Config) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     async with AsyncExitStack() as stack:
         state = open_state(config)
-        feeds, snapshots = restored_feeds(config, state, time.monotonic)
-        if snapshots is not None:
-            stack.callback(snapshots.close)
-        book = RegistrationBook(state.store)
-        service = IndexerService(feeds.index, feeds.by_kind, feeds.prompts, keep=book.save)
+        with without_collections():
+            feeds, snapshots = restored_feeds(config, state, time.monotonic)
+            if snapshots is not None:
+                stack.callback(snapshots.close)
+            book = RegistrationBook(state.store)
+            service = IndexerService(feeds.index, feeds.by_kind, feeds.prompts, keep=book.save)
+            app = _make_app(service, feeds, book, snapshots)
         book.restore(service.register)
         feeds.start()
         stack.callback(feeds.close)
@@ -82,7 +85,6 @@ async def _serve(config: Config) -> None:
             snapshots.start()
         expiry = asyncio.create_task(feeds.expire_forever())
         stack.callback(expiry.cancel)
-        app = _make_app(service, feeds, book, snapshots)
         port = config.server.port if "port" in config.server.model_fields_set else DEFAULT_PORT
         address = f"{config.server.host}:{port}"
         try:

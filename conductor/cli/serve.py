@@ -37,14 +37,16 @@ from conductor.costs import Calibration, dump_calibrations, load_calibrations
 from conductor.discovery import EventEndpoints, reported_load
 from conductor.dispatcher import Dispatcher
 from conductor.engine_caches import EngineCaches
+from conductor.index_metrics import IndexCollector
 from conductor.membership import Membership, endpoints_of, instance_of
-from conductor.metrics import ClusterCollector, IndexCollector
+from conductor.metrics import ClusterCollector
 from conductor.monitor import ClusterMonitor
+from conductor.placement import Objectives
 from conductor.placement_metrics import PlacementCollector
 from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
 from conductor.rest import Reservations, make_rest_router
-from conductor.scheduler import Objectives, Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler, SuspensionPolicy
 from conductor.state_store import StateStore
 from router import (
     EngineTokenizer,

@@ -9,6 +9,7 @@ from numba.core import config
 
 from cache_index import KernelError, kernels, self_check, warm, wire_kernels
 from cache_index.kernel_cache import cache_directory
+from cache_index.kernel_set import KernelSet, SourcesChangedError
 from cache_index.kernels import compilation
 from cache_index.wire_kernels import compilation as wire_compilation
 
@@ -34,6 +35,20 @@ def test_kernels_are_kept_apart_by_all_their_source() -> None:
     assert cache_directory(*compilation.SOURCES) == kernels.CACHE_DIRECTORY
     assert cache_directory(*wire_compilation.SOURCES) == wire_kernels.CACHE_DIRECTORY
     assert kernels.CACHE_DIRECTORY != wire_kernels.CACHE_DIRECTORY
+
+
+def test_sources_replaced_while_they_are_loaded_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else kernels of a mixture would be compiled, and kept as those of the old files."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "source.py"
+    source.write_text("a = 1\n")
+    kernels_of_source = KernelSet(source)
+    kernels_of_source.compile_all()
+    source.write_text("a = 2\n")
+    with pytest.raises(SourcesChangedError, match="start again"):
+        kernels_of_source.compile_all()
 
 
 def test_an_unusable_cache_is_replaced_by_a_temporary_one(

@@ -31,9 +31,9 @@ from conductor.discovery import (
     stream_configs,
 )
 from conductor.monitor import ClusterMonitor
-from conductor.placement import Role
+from conductor.placement import Objectives, Role
 from conductor.policies import make_policy
-from conductor.scheduler import Objectives, Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler, SuspensionPolicy
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from lmcache_server import chunk_hashes
 
-from cache_index import Holder, PromptMatcher
+from cache_index import CacheIndex, Holder, PromptMatcher
 from cache_index.lmcache_directory import LMCacheDirectory
 from cache_index.lmcache_keys import KvRank, index_key
 from cache_index.lmcache_objects import ChunkObject, LMCacheServer, ObjectBatch
@@ -28,14 +28,15 @@ class Serving:
     """Two mixed instances, m0 and m1, on hosts of their own; LMCache servers beside them."""
 
     def __init__(self, *configs: InstanceConfig) -> None:
-        self.scheduler = make_scheduler("mm", aliases={"big": "llama"})
-        self.index = self.scheduler.index
+        self.index = CacheIndex()
         self.lmcache = LMCacheDirectory(self.index)
         prompts = PromptMatcher(self.index, self.lmcache)
+        self.scheduler = make_scheduler(
+            "mm", aliases={"big": "llama"}, lookup=IndexLookup(self.index, prompts), index=self.index
+        )
         self.caches = EngineCaches(
             self.scheduler.cluster, self.index, prompts, lambda: configs, self.scheduler.aliases
         )
-        self.scheduler._lookup = IndexLookup(self.index, prompts)
         app = FastAPI()
         app.include_router(make_lookup_router(self.index, prompts, self.caches))
         self.api = TestClient(app)

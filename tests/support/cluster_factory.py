@@ -5,17 +5,23 @@ import numpy as np
 from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
-from conductor.placement import PlacementRequest, Role
+from conductor.placement import Objectives, PlacementRequest, Role
 from conductor.policies import make_policy
-from conductor.scheduler import Objectives, Scheduler, SuspensionPolicy
+from conductor.prefix_lookup import IndexLookup
+from conductor.scheduler import Scheduler, SuspensionPolicy
 
 BLOCK = 16
 ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
 
 
 def make_scheduler(
-    roles: str = "ppdd", policy: str = "slo", aliases: dict[str, str] | None = None
+    roles: str = "ppdd",
+    policy: str = "slo",
+    aliases: dict[str, str] | None = None,
+    lookup: IndexLookup | None = None,
+    index: CacheIndex | None = None,
 ) -> Scheduler:
+    """``lookup`` reads ``index``."""
     cluster = Cluster()
     for i, role in enumerate(roles):
         cluster.add(
@@ -29,11 +35,12 @@ def make_scheduler(
         )
     scheduler = Scheduler(
         cluster,
-        CacheIndex(),
+        CacheIndex() if index is None else index,
         make_policy(policy),
         Objectives(ttft_s=2.0, tbt_s=0.05),
         SuspensionPolicy(after_failures=2, pause_s=5.0),
         aliases=aliases,
+        lookup=lookup,
     )
     for instance in cluster:
         scheduler.instance_up(instance.instance_id, facts())

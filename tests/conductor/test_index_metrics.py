@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cache_index import CacheIndex, Holder, StreamStats, Tier
 from cache_index.hashing import Namespace, sequence_hashes
-from conductor.metrics import IndexCollector
+from conductor.index_metrics import IndexCollector
 
 STATS = StreamStats(
     holder=Holder("engine", 1),

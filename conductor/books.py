@@ -1,0 +1,119 @@
+"""What is under way, in the books of the ranks: work and transfers reserved, released, and learned from."""
+
+from __future__ import annotations
+
+from conductor.cluster import Cluster, InstanceState, PendingPrefill, RankState
+from conductor.costs import Calibration, InstanceClass
+from conductor.explanation import PlacementRecord
+from conductor.prefix_lookup import PrefixLookup
+
+# Shorter answers say more about the first step than about the pace.
+_MIN_OBSERVED_TOKENS = 8
+
+
+class Books:
+    """Reservations of placements, and the calibration that their course teaches."""
+
+    def __init__(
+        self, cluster: Cluster, lookup: PrefixLookup, calibrations: dict[str, Calibration] | None
+    ) -> None:
+        self.calibrations = calibrations if calibrations is not None else {}
+        self._cluster = cluster
+        self._lookup = lookup
+        for instance in cluster:
+            self.apply(instance.instance_class)
+
+    def calibration(self, instance_class: InstanceClass) -> Calibration:
+        """What was learned of a class of instances."""
+        return self.calibrations.setdefault(instance_class.name, Calibration())
+
+    def apply(self, instance_class: InstanceClass) -> None:
+        """Let estimates use what was learned."""
+        learned = self.calibration(instance_class)
+        self._cluster.tables.calibrate(instance_class, learned.prefill.factor, learned.decode.factor)
+
+    def reserve(self, record: PlacementRecord, now_s: float) -> None:
+        """Book the work and the transfers of a placement, so that the next decision sees them."""
+        placement, request = record.placement, record.request
+        record.prefill.add_prefill(
+            placement.placement_id,
+            PendingPrefill(
+                placement.plan.prefill_s,
+                request.prompt_tokens - placement.plan.tokens,
+                # The end of a prefill shows when it hands off or when the first token streams.
+                observed=request.streamed or placement.disaggregated,
+            ),
+            now_s,
+        )
+        record.decode.add_decode(placement.placement_id, request.prompt_tokens + record.output_tokens // 2)
+        record.prefill.placements += 1
+        if record.decode is not record.prefill:
+            record.decode.placements += 1
+        self._cluster.write(record.prefill)
+        self._cluster.write(record.decode)
+        if record.peer is not None:
+            self.transfer(record, record.peer, record.prefill)
+        if record.cache_group is not None:
+            holder = record.prefill.holder
+            self._lookup.prefill_begins(placement.placement_id, request, record.cache_group, holder)
+
+    def transfer(self, record: PlacementRecord, giver: RankState, taker: RankState) -> None:
+        """A transfer begins: a fetch with the placement, a hand-off when the prefill has ended."""
+        record.transfer = (giver, taker)
+        giver.transfers_out += 1
+        taker.transfers_in += 1
+        self._cluster.write(giver)
+        self._cluster.write(taker)
+
+    def end_transfer(self, record: PlacementRecord) -> None:
+        """What was on a link for it has arrived, or never will."""
+        if record.transfer is not None:
+            giver, taker = record.transfer
+            record.transfer = None
+            giver.transfers_out -= 1
+            taker.transfers_in -= 1
+            self._cluster.write(giver)
+            self._cluster.write(taker)
+
+    def end_prefill(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
+        """Release the prefill reservation; its service time teaches the calibration if ``learn``."""
+        self._lookup.prefill_ended(record.placement.placement_id)
+        service_s = record.prefill.end_prefill(record.placement.placement_id, now_s)
+        self._cluster.write(record.prefill)
+        instance = self._cluster.get(record.placement.prefill.instance_id)
+        if learn and service_s is not None and instance is not None:
+            calibration = self.calibration(instance.instance_class)
+            calibration.observe_prefill(record.placement.plan.prefill_s, service_s)
+            self.apply(instance.instance_class)
+
+    def learn_decode(self, record: PlacementRecord, now_s: float) -> None:
+        """The mean gap between a streamed answer's tokens, beside what the decode rank's load predicts.
+
+        The load changed while the answer ran, so the prediction is the mean of those at its first and last token.
+        """
+        usage, started_s = record.usage, record.first_token_s
+        instance = self._cluster.get(record.placement.decode.instance_id)
+        if (
+            usage is None
+            or usage.output_tokens is None
+            or usage.output_tokens < _MIN_OBSERVED_TOKENS
+            or started_s is None
+            or record.step_at_first_token_s is None
+            or instance is None
+        ):
+            return
+        observed_s = (now_s - started_s) / (usage.output_tokens - 1)
+        calibration = self.calibration(instance.instance_class)
+        predicted_s = 0.5 * (record.step_at_first_token_s + self.step_s(record.decode, instance))
+        calibration.observe_decode(predicted_s, observed_s)
+        self.apply(instance.instance_class)
+
+    def step_s(self, rank: RankState, instance: InstanceState) -> float:
+        """A decode step of what is on ``rank`` now."""
+        c = instance.instance_class
+        step_s = (
+            c.decode_base_s
+            + c.decode_s_per_sequence * len(rank.decodes)
+            + c.decode_s_per_context_token * rank.context_tokens
+        )
+        return self.calibration(c).decode.factor * step_s

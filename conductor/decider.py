@@ -1,0 +1,210 @@
+"""One decision: candidates, estimates, the policy's choice, and the record of it; nothing is reserved here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cache_index import CacheIndex
+from conductor.admission import Gate
+from conductor.cluster import Cluster
+from conductor.costs.tables import DECODE
+from conductor.estimates import Estimates, Estimator
+from conductor.explanation import PlacementRecord
+from conductor.joint import MAX_TOGETHER, assign
+from conductor.placement import (
+    ModelCard,
+    NoInstanceError,
+    Objectives,
+    Placement,
+    PlacementError,
+    PlacementRequest,
+    UnknownModelError,
+)
+from conductor.policies import Policy
+from conductor.policies.candidates import NO_PEER, Candidates
+from conductor.prefix_lookup import PrefixLookup
+from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
+from conductor.roster import Roster, make_roster
+
+# Prompts that begin with the same tokens are likely to share more.
+_BEGINNING_TOKENS = 512
+# What is left of the TTFT objective of a request that was held too long.
+_LEAST_OBJECTIVE_S = 1e-3
+
+
+class Decider:
+    """Reads the cluster, the index and what was learned; changes none of them."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: CacheIndex,
+        lookup: PrefixLookup,
+        gate: Gate,
+        objectives: Objectives,
+        aliases: dict[str, str],
+    ) -> None:
+        self.objectives = objectives
+        self.aliases = aliases
+        self._cluster = cluster
+        self._index = index
+        self._lookup = lookup
+        self._gate = gate
+        self._estimator = Estimator(cluster)
+        self._rosters: dict[str, Roster] = {}
+
+    def objectives_of(self, request: PlacementRequest) -> Objectives:
+        """Its own where it brings any."""
+        return Objectives(
+            request.ttft_objective_s or self.objectives.ttft_s,
+            request.tbt_objective_s or self.objectives.tbt_s,
+        )
+
+    def recycle(self, estimates: Estimates) -> None:
+        """Nobody reads these estimates any more."""
+        self._estimator.recycle(estimates)
+
+    def models(self) -> list[ModelCard]:
+        """The models that can be asked for, aliases included."""
+        cards = self._cluster.models()
+        known = {card.model: card for card in cards}
+        aliases = [
+            ModelCard(alias, known[name].max_model_len, known[name].instances, parent=name)
+            for alias, name in self.aliases.items()
+            if name in known and alias not in known
+        ]
+        return cards + aliases
+
+    def decide(
+        self, request: PlacementRequest, policy: Policy, placement_id: str, now_s: float
+    ) -> PlacementRecord:
+        """Raises UnknownModelError when no instance serves the model, NoInstanceError when none can take it."""
+        model = self.aliases.get(request.model, request.model)
+        roster = self._roster(request, model, now_s)
+        candidates = self._estimate(request, now_s)
+        choice = policy.choose(candidates)
+        if choice is None:
+            reason = self._why_none(model, candidates)
+            self._estimator.recycle(candidates)
+            raise NoInstanceError(reason)
+        prefill, decode = candidates.ranks[choice.prefill], candidates.ranks[choice.decode]
+        plan = plan_of(candidates, choice)
+        moving_s = hand_off_s(candidates, choice.prefill, choice.decode)
+        group = int(roster.group_of[choice.prefill])
+        placement = Placement(
+            placement_id=placement_id,
+            request_id=request.request_id,
+            model=model,
+            prefill=prefill.target,
+            decode=decode.target,
+            overlap_tokens=int(candidates.overlap_tokens[choice.prefill]),
+            plan=plan,
+            predicted_ttft_s=predicted_ttft_s(candidates, choice, plan, moving_s),
+            predicted_tbt_s=float(candidates.tbt_s[choice.decode]),
+        )
+        return PlacementRecord(
+            placement=placement,
+            request=request,
+            policy=policy.name,
+            candidates=candidates,
+            choice=choice,
+            placed_s=now_s,
+            held_s=now_s - request.arrived_s if request.arrived_s is not None else 0.0,
+            queue_s=float(candidates.queue_s[choice.prefill]),
+            hand_off_s=moving_s,
+            output_tokens=candidates.output_tokens,
+            prefill=prefill,
+            decode=decode,
+            peer=candidates.ranks[choice.peer] if choice.peer != NO_PEER else None,
+            cache_group=roster.cache_groups[group] if group >= 0 else None,
+        )
+
+    def _estimate(self, request: PlacementRequest, now_s: float) -> Estimates:
+        model = self.aliases.get(request.model, request.model)
+        ttft_objective_s = request.ttft_objective_s or self.objectives.ttft_s
+        held_s = now_s - request.arrived_s if request.arrived_s is not None else 0.0
+        estimates = self._estimator.estimate(
+            request,
+            self._roster(request, model, now_s),
+            self._lookup,
+            now_s,
+            output_tokens=self._gate.output_tokens(request),
+            ttft_objective_s=max(ttft_objective_s - held_s, _LEAST_OBJECTIVE_S),
+            tbt_objective_s=request.tbt_objective_s or self.objectives.tbt_s,
+        )
+        if request.prefill_on is None:
+            return estimates
+        others = np.array([rank.holder != request.prefill_on for rank in estimates.ranks], np.bool_)
+        return estimates.with_roles(np.where(others & (estimates.roles != DECODE), 0, estimates.roles))
+
+    def assigned(
+        self, requests: Sequence[PlacementRequest], now_s: float
+    ) -> Iterator[tuple[int, PlacementRequest]]:
+        """The requests with their numbers, in the order to place them in, prefill ranks fixed where that pays."""
+        apart: dict[str, list[int]] = {}
+        alike: list[int] = []
+        beginnings: set[bytes] = set()
+        for i, request in enumerate(requests):
+            beginning = request.tokens[:_BEGINNING_TOKENS].tobytes()
+            if request.excluded or request.prefill_on is not None or (beginning and beginning in beginnings):
+                alike.append(i)
+                continue
+            beginnings.add(beginning)
+            apart.setdefault(request.model, []).append(i)
+        for together in apart.values():
+            for first in range(0, len(together), MAX_TOGETHER):
+                chunk = together[first : first + MAX_TOGETHER]
+                yield from self._assign([(i, requests[i]) for i in chunk], now_s)
+        yield from ((i, requests[i]) for i in alike)
+
+    def _assign(
+        self, chunk: list[tuple[int, PlacementRequest]], now_s: float
+    ) -> list[tuple[int, PlacementRequest]]:
+        try:
+            batch = [self._estimate(request, now_s) for _, request in chunk] if len(chunk) > 1 else []
+        except PlacementError:
+            return chunk  # `place` says it again, request by request
+        assignment = assign(batch) if batch else None
+        holders = [candidates.ranks for candidates in batch]
+        for candidates in batch:
+            self._estimator.recycle(candidates)
+        if assignment is None:
+            return chunk
+        fixed = []
+        for b in assignment.order:
+            i, request = chunk[b]
+            fixed.append((i, replace(request, prefill_on=holders[b][assignment.ranks[b]].holder)))
+        return fixed
+
+    def _roster(self, request: PlacementRequest, model: str, now_s: float) -> Roster:
+        """The candidates; gathered anew only when the cluster changed, or for a retry."""
+        if request.excluded:
+            roster = make_roster(self._cluster, self._index, model, now_s, request.excluded)
+        else:
+            roster = self._rosters.get(model)
+            if roster is None or roster.version != self._cluster.version or now_s >= roster.valid_until_s:
+                roster = make_roster(self._cluster, self._index, model, now_s)
+                if roster is not None:
+                    self._rosters[model] = roster
+        if roster is None:
+            raise UnknownModelError(self._why_unknown(model))
+        return roster
+
+    def _why_unknown(self, model: str) -> str:
+        served = [card.model for card in self.models()]
+        if not served:
+            waiting = ", ".join(i.instance_id for i in self._cluster) or "none"
+            return f"no instance is up yet, so no model is served (configured: {waiting}); retry shortly"
+        return f"the model {model!r} is not served here; served: {', '.join(served)}"
+
+    @staticmethod
+    def _why_none(model: str, candidates: Candidates) -> str:
+        reasons = [f"{name} ({why})" for name, why in candidates.excluded.items()]
+        if candidates.can_prefill.any() and not candidates.can_decode.any():
+            reasons.append("prefill instances are up but no decode instance is")
+        if candidates.can_decode.any() and not candidates.can_prefill.any():
+            reasons.append("decode instances are up but no prefill instance is")
+        return f"no instance can take a request for {model!r} now: {'; '.join(reasons) or 'none is up'}"
