@@ -24,16 +24,16 @@ from cache_index import Holder, LoadStat, SglangLoadFeeds
 from conductor.admission_metrics import AdmissionCollector
 from conductor.cache_lookup import make_lookup_router
 from conductor.cache_rest import make_cache_router
-from conductor.cli.admission import make_dispatcher, make_gate, save_lengths
+from conductor.cli.admission import make_dispatcher, make_gate
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.kept_state import open_state, restored_feeds
+from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cluster import Cluster
 from conductor.config import Config, ConfigError, InstanceConfig, load_config
-from conductor.costs import Calibration, dump_calibrations, load_calibrations
 from conductor.discovery import EventEndpoints, reported_load
 from conductor.dispatcher import Dispatcher
 from conductor.engine_caches import EngineCaches
@@ -47,7 +47,6 @@ from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
 from conductor.rest import Reservations, make_rest_router
 from conductor.scheduler import Scheduler, SuspensionPolicy
-from conductor.state_store import StateStore
 from router import (
     EngineTokenizer,
     FrontDoorServer,
@@ -64,7 +63,6 @@ _log = structlog.get_logger(__name__)
 
 _READY_WITHIN_S = 30.0
 _REST_WITHIN_S = 5.0
-_CALIBRATION_KEY = "prefill-calibration"
 
 
 def serve(
@@ -148,14 +146,13 @@ async def _serve(config: Config) -> None:
             Objectives(config.scheduling.objectives.ttft_s, config.scheduling.objectives.tbt_s),
             SuspensionPolicy(config.scheduling.suspend_after_failures, config.scheduling.suspend_s),
             aliases={alias: model.name for model in config.models for alias in model.aliases},
-            calibrations=_saved_calibrations(store),
-            gate=make_gate(config.scheduling.admission, store),
+            calibrations=saved_calibrations(store),
+            gate=make_gate(config.scheduling.admission, saved_lengths(store)),
             lookup=IndexLookup(index, feeds.prompts),
             id_prefix=id_prefix,
             records=config.scheduling.records,
         )
-        stack.callback(lambda: save_lengths(scheduler.gate, store))
-        stack.callback(lambda: store.put(_CALIBRATION_KEY, dump_calibrations(scheduler.calibrations)))
+        stack.callback(save_learned, scheduler, store)
         journal = start_recording(config.scheduling, scheduler, id_prefix=id_prefix)
         if journal is not None:
             stack.callback(journal.close)
@@ -204,7 +201,13 @@ async def _serve(config: Config) -> None:
             stack.callback(snapshots.close)
         feeds.start()
         stack.callback(feeds.close)
-        for keeper in (feeds.expire_forever(), reservations.expire_forever(), membership.check_forever()):
+        keepers = (
+            feeds.expire_forever(),
+            reservations.expire_forever(),
+            membership.check_forever(),
+            save_learned_forever(scheduler, store),
+        )
+        for keeper in keepers:
             stack.callback(asyncio.create_task(keeper).cancel)
         loads = SglangLoadFeeds(_deliver_on_loop(scheduler, clock))
         loads.start()
@@ -255,15 +258,6 @@ def _make_cluster(instances: list[InstanceConfig]) -> Cluster:
     for instance in instances:
         cluster.add(instance_of(instance))
     return cluster
-
-
-def _saved_calibrations(store: StateStore) -> dict[str, Calibration]:
-    saved = store.get(_CALIBRATION_KEY)
-    try:
-        return load_calibrations(saved) if saved is not None else {}
-    except ValueError as error:
-        _log.warning("the saved calibration is ignored", reason=str(error))
-        return {}
 
 
 def _make_services(

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from cluster_factory import make_scheduler, request
 from structlog.testing import capture_logs
 
 from cache_index import Holder, Tier
 from conductor.actions import ActionKind, DryRunExecutor, TierAction
+from conductor.catalogue import LLAMA_8B_H100
+from conductor.cli.learned import save_learned, saved_calibrations, saved_lengths
+from conductor.placement import Usage
 from conductor.state_store import FileStateStore, MemoryStateStore, StateStore
 
 
@@ -50,3 +54,24 @@ async def test_a_dry_run_only_tells() -> None:
         await executor.execute(action)
     assert logs[0]["source"] == "a"
     assert logs[0]["blocks"] == 2
+
+
+def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
+    store = FileStateStore(tmp_path)
+    scheduler = make_scheduler("m")
+    scheduler.calibration(LLAMA_8B_H100).observe_prefill(0.1, 0.2)
+    for seed in range(40):
+        placement = scheduler.place(request(64, seed=seed), float(seed))
+        scheduler.finished(placement.placement_id, seed + 0.5, Usage(64, 9, 0))
+    save_learned(scheduler, store)
+    again = FileStateStore(tmp_path)
+    assert saved_calibrations(again)[LLAMA_8B_H100.name].prefill.factor > 1.0
+    assert saved_lengths(again).predict(request(64)).mean_tokens == pytest.approx(9, abs=2)
+
+
+def test_broken_learned_state_is_ignored(tmp_path: Path) -> None:
+    store = FileStateStore(tmp_path)
+    store.put("calibrations", b"{")
+    store.put("output_lengths", b"\x00")
+    assert saved_calibrations(store) == {}
+    assert len(saved_lengths(store)) == 0
