@@ -9,18 +9,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.cluster import Health
+from conductor.cluster import Cluster, Health, make_instance
 from conductor.costs import DEFAULT_LINKS, Distance
 from conductor.explanation import explain
 from conductor.placement import (
     FailureKind,
     InstanceFailure,
     NoInstanceError,
+    Objectives,
+    Role,
     UnknownModelError,
     Usage,
 )
-from conductor.scheduler import Scheduler
+from conductor.policies import make_policy
+from conductor.scheduler import Scheduler, SuspensionPolicy
 
 
 def test_the_instance_that_holds_the_prefix_prefills() -> None:
@@ -311,3 +315,56 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_data_parallel_ranks_are_targets_of_their_own() -> None:
+    cluster = Cluster()
+    cluster.add(
+        make_instance(
+            instance_id="dp",
+            url="http://10.0.0.1:8000",
+            role=Role.MIXED,
+            instance_class=LLAMA_8B_H100,
+            protocol="vllm-nixl",
+            ranks=2,
+        )
+    )
+    scheduler = Scheduler(cluster, CacheIndex(), make_policy("slo"), Objectives(), SuspensionPolicy())
+    scheduler.instance_up("dp", facts())
+    wanted = request(4096)
+    namespace = Namespace(model="llama", block_size=BLOCK)
+    scheduler.index.store(Holder("dp", 1), Tier.DEVICE, namespace, sequence_hashes(wanted.tokens, BLOCK))
+    placement = scheduler.place(wanted, 0.0)
+    assert (placement.prefill.rank, placement.decode.rank) == (1, 1)
+    assert placement.overlap_tokens == 4096 - BLOCK
+    assert scheduler.place(request(4096, seed=9), 0.0).prefill.rank == 0, "the other rank is idle"
+
+
+def test_a_prefix_is_fetched_from_a_peer_that_is_too_busy_to_take_the_request() -> None:
+    cluster = Cluster()
+    for name in ("a", "b"):
+        cluster.add(
+            make_instance(
+                instance_id=name,
+                url="http://10.0.0.1:8000",
+                role=Role.MIXED,
+                instance_class=LLAMA_8B_H100,
+                protocol="vllm-nixl",
+                fetches_from_peers=True,
+            )
+        )
+    scheduler = Scheduler(cluster, CacheIndex(), make_policy("slo"), Objectives(), SuspensionPolicy())
+    for name in ("a", "b"):
+        scheduler.instance_up(name, facts())
+    wanted = request(16_384)
+    hold(scheduler, "a", wanted.tokens)
+    busy = scheduler.place(request(60_000, seed=7, prefill_on=Holder("a")), 0.0)
+    placement = scheduler.place(wanted, 0.0)
+    assert busy.prefill.instance_id == "a"
+    assert placement.prefill.instance_id == "b"
+    (segment,) = placement.plan.segments
+    assert (segment.holder, segment.start, segment.stop) == (Holder("a"), 0, 16_384 - BLOCK)
+    assert scheduler.cluster["a"].ranks[0].transfers_out == 1
+    scheduler.first_token(placement.placement_id, 0.5)
+    assert scheduler.cluster["a"].ranks[0].transfers_out == 0
+    scheduler.check_invariants()
