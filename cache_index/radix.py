@@ -57,12 +57,11 @@ class CacheIndex:
     def expect(self, blocks: int) -> None:
         """So many blocks may come to be held at once: make room for them ahead, in the background.
 
-        Takes a bounded time; growth goes on with ``reclaim`` and with changes to the index. Room is never taken
-        back, and never made for more than ``max_blocks``, or beyond a quarter of the available memory.
+        That happens with ``reclaim`` and with changes to the index. Room is never taken back, and never made for
+        more than ``max_blocks``, or beyond a quarter of the available memory.
         """
         with self._lock:
             self._arrays.foresee(blocks)
-            self._arrays.grow_ahead()
 
     def register(self, holder: Holder) -> int:
         """The holder's row in match results; the same one until it is unregistered."""

@@ -237,6 +237,8 @@ class Slots:
         arrays = self._arrays
         if arrays.growing:
             arrays.advance(blocks)
+        elif arrays.grow_ahead():
+            return
         elif self._retired or self._sweeping or self._links_wanted:
             self.reclaim(SWEEP_PER_BLOCK * blocks + SWEEP_PER_CALL)
         elif self._has_many_links():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-WITHIN_S = 20.0
+WITHIN_S = 45.0
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
