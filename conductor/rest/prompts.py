@@ -89,9 +89,10 @@ class PlacementQuery(BaseModel):
     max_output_tokens: Annotated[int | None, Field(gt=0, description="Bound of the answer.")] = None
     streamed: Annotated[bool, Field(description="Whether the first token's time will be seen.")] = True
     cache_salt: Annotated[str | None, Field(description="Keeps this prompt's cache apart.")] = None
-    tenant: Annotated[str, Field(min_length=1, description="Whose request; caches are not shared.")] = (
-        "default"
-    )
+    tenant: Annotated[str, Field(min_length=1, description="Whose request, for answer lengths.")] = "default"
+    cache_tenant: Annotated[
+        str, Field(min_length=1, description="The part of engines' caches, where they keep tenants apart.")
+    ] = "default"
     route: Annotated[str, Field(description="The kind of work; answer lengths are learned by it.")] = ""
     session: Annotated[str | None, Field(description="The conversation that this continues.")] = None
     priority: Annotated[int, Field(description="Higher goes first.")] = 0
@@ -174,6 +175,7 @@ def placement_request(query: PlacementQuery, tokenized: TokenizedPrompt | None) 
         max_output_tokens=query.max_output_tokens,
         cache_salt=query.cache_salt,
         tenant=query.tenant,
+        cache_tenant=query.cache_tenant,
         route=query.route,
         session=query.session,
         priority=query.priority,
