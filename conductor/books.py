@@ -83,7 +83,8 @@ class Books:
         instance = self._cluster.get(record.placement.prefill.instance_id)
         if learn and service_s is not None and instance is not None:
             calibration = self.calibration(instance.instance_class)
-            calibration.observe_prefill(record.placement.plan.prefill_s, service_s)
+            # Without the factor of the moment of the placement, which may be long ago.
+            calibration.observe_prefill(record.placement.plan.prefill_s / record.prefill_factor, service_s)
             self.apply(instance.instance_class)
 
     def learn_decode(self, record: PlacementRecord, now_s: float) -> None:
@@ -98,22 +99,26 @@ class Books:
             or usage.output_tokens is None
             or usage.output_tokens < _MIN_OBSERVED_TOKENS
             or started_s is None
-            or record.step_at_first_token_s is None
+            or record.raw_step_at_first_token_s is None
             or instance is None
         ):
             return
         observed_s = (now_s - started_s) / (usage.output_tokens - 1)
         calibration = self.calibration(instance.instance_class)
-        predicted_s = 0.5 * (record.step_at_first_token_s + self.step_s(record.decode, instance))
-        calibration.observe_decode(predicted_s, observed_s)
+        raw_s = 0.5 * (record.raw_step_at_first_token_s + self.raw_step_s(record.decode, instance))
+        calibration.observe_decode(raw_s, observed_s)
         self.apply(instance.instance_class)
 
     def step_s(self, rank: RankState, instance: InstanceState) -> float:
         """A decode step of what is on ``rank`` now."""
+        return self.calibration(instance.instance_class).decode.factor * self.raw_step_s(rank, instance)
+
+    @staticmethod
+    def raw_step_s(rank: RankState, instance: InstanceState) -> float:
+        """`step_s` by the catalogue alone."""
         c = instance.instance_class
-        step_s = (
+        return (
             c.decode_base_s
             + c.decode_s_per_sequence * len(rank.decodes)
             + c.decode_s_per_context_token * rank.context_tokens
         )
-        return self.calibration(c).decode.factor * step_s

@@ -10,7 +10,7 @@ import numpy as np
 from cache_index import CacheIndex
 from conductor.admission import Gate
 from conductor.cluster import Cluster
-from conductor.costs.tables import DECODE
+from conductor.costs.tables import DECODE, PREFILL_SCALE
 from conductor.estimates import Estimates, Estimator
 from conductor.explanation import PlacementRecord
 from conductor.joint import MAX_TOGETHER, assign
@@ -116,6 +116,7 @@ class Decider:
             queue_s=float(candidates.queue_s[choice.prefill]),
             hand_off_s=moving_s,
             output_tokens=candidates.output_tokens,
+            prefill_factor=float(candidates.tables.classes[roster.class_ids[choice.prefill], PREFILL_SCALE]),
             prefill=prefill,
             decode=decode,
             peer=candidates.ranks[choice.peer] if choice.peer != NO_PEER else None,

@@ -247,7 +247,8 @@ def _make_scheduler(header: j.Header, lookup: _RecordedLookup, gate: Gate) -> Re
         aliases=dict(header.aliases),
         calibrations={
             name: Calibration(
-                Scale(prefill.factor, prefill.observations), Scale(decode.factor, decode.observations)
+                Scale(prefill.factor, prefill.observations, prefill.raw_s),
+                Scale(decode.factor, decode.observations, decode.raw_s),
             )
             for name, (prefill, decode) in header.calibrations.items()
         },

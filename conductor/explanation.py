@@ -33,6 +33,7 @@ class PlacementRecord:
     queue_s: float
     hand_off_s: float
     output_tokens: int  # predicted
+    prefill_factor: float  # the learned one that the prefill was predicted with
     prefill: RankState
     decode: RankState
     cache_group: CacheGroup | None  # of the prefill rank
@@ -42,6 +43,7 @@ class PlacementRecord:
     prefill_finished_s: float | None = None
     first_token_s: float | None = None
     step_at_first_token_s: float | None = None  # decode step predicted at that moment
+    raw_step_at_first_token_s: float | None = None  # the same without the learned factor
     ended_s: float | None = None
     outcome: str = "running"
     usage: Usage | None = None

@@ -60,6 +60,7 @@ class LearnedFactor(_Line, frozen=True):
 
     factor: float
     observations: int
+    raw_s: float
 
 
 class Header(_Line, frozen=True):

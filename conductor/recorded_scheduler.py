@@ -255,8 +255,8 @@ def make_header(
 def _learned(calibration: Calibration) -> tuple[j.LearnedFactor, j.LearnedFactor]:
     prefill, decode = calibration.prefill, calibration.decode
     return (
-        j.LearnedFactor(prefill.factor, prefill.observations),
-        j.LearnedFactor(decode.factor, decode.observations),
+        j.LearnedFactor(prefill.factor, prefill.observations, prefill.raw_s),
+        j.LearnedFactor(decode.factor, decode.observations, decode.raw_s),
     )
 
 

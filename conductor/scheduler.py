@@ -167,6 +167,7 @@ class Scheduler:
         instance = self.cluster.get(record.placement.decode.instance_id)
         if instance is not None:
             record.step_at_first_token_s = self._books.step_s(record.decode, instance)
+            record.raw_step_at_first_token_s = self._books.raw_step_s(record.decode, instance)
             if record.request.streamed:
                 ttft_s = now_s - record.placed_s
                 self.calibration(instance.instance_class).ttft.add(record.placement.predicted_ttft_s, ttft_s)

@@ -18,6 +18,9 @@ _COMMANDS = {
     "serve": "serve",
     "emulate": "emulate",
     "replay": "replay",
+    "simulate": "simulate",
+    "trace": "trace",
+    "plan": "plan",
     "index": "index",
     "config": "config_command",
     "warm": "warm",
@@ -54,7 +57,11 @@ def _make_app(commands: list[str]) -> typer.Typer:
     made.callback()(_options)
     for command in commands:
         module = importlib.import_module(f"conductor.cli.{_COMMANDS[command]}")
-        made.command(command)(getattr(module, command))
+        body = getattr(module, command)
+        if isinstance(body, typer.Typer):
+            made.add_typer(body, name=command)
+        else:
+            made.command(command)(body)
     return made
 
 

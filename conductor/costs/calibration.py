@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -11,32 +12,45 @@ import numpy as np
 
 
 class Scale:
-    """One factor for a predicted time, learned from observed times.
+    """One factor for predicted times, learned from observed ones.
 
-    An exponential average of observed / predicted, each ratio clipped so that an outlier (a stall, a cold
-    start) moves it by a bounded step; the factor itself stays within [1/16, 16].
+    The ratio of two sums, of what was observed and of what would have been predicted without any factor, both
+    fading by a twentieth with every observation. Sums bear what single ratios do not: prompts that end in one
+    step of an engine show the whole time at the first of them and none at the others. An observation counts at
+    most four times its prediction, so an outlier (a stall, a cold start) moves the factor by a bounded step;
+    the factor stays within [1/16, 16].
     """
 
     LIMIT: Final = 16.0
-    WEIGHT: Final = 0.05
+    FADE: Final = 0.05
     OUTLIER: Final = 4.0
 
-    __slots__ = ("factor", "observations")
+    __slots__ = ("_observed_s", "_raw_s", "factor", "observations")
 
-    def __init__(self, factor: float = 1.0, observations: int = 0) -> None:
+    def __init__(self, factor: float = 1.0, observations: int = 0, raw_s: float = 0.0) -> None:
+        """``raw_s`` is how much prediction the factor rests on; 0 for a factor that nothing was learned of."""
         self.factor = factor
         self.observations = observations
+        self._raw_s = raw_s
+        self._observed_s = factor * raw_s
 
-    def observe(self, predicted_s: float, observed_s: float) -> None:
-        """Learn from one time: ``predicted_s`` is the estimate with the factor of that moment."""
-        if not predicted_s > 0.0:
+    @property
+    def raw_s(self) -> float:
+        """The faded sum of predictions without the factor."""
+        return self._raw_s
+
+    def observe(self, raw_s: float, observed_s: float) -> None:
+        """Learn from one time; ``raw_s`` is its estimate without the factor, of this moment or any other."""
+        if not raw_s > 0.0:
             return
-        ratio = min(max(observed_s / predicted_s, 1 / self.OUTLIER), self.OUTLIER)
+        if self._raw_s == 0.0:  # what the catalogue says counts as one observation
+            self._raw_s, self._observed_s = raw_s, self.factor * raw_s
+        observed_s = min(max(observed_s, 0.0), self.OUTLIER * self.factor * raw_s)
         self.observations += 1
-        # The first observations count as a plain average, so that a wrong catalogue entry is left quickly.
-        weight = max(self.WEIGHT, 1.0 / (self.observations + 1))
-        corrected = self.factor * (1.0 + weight * (ratio - 1.0))
-        self.factor = min(max(corrected, 1 / self.LIMIT), self.LIMIT)
+        keep = 1.0 - self.FADE
+        self._raw_s = keep * self._raw_s + raw_s
+        self._observed_s = keep * self._observed_s + observed_s
+        self.factor = min(max(self._observed_s / self._raw_s, 1 / self.LIMIT), self.LIMIT)
 
 
 class Accuracy:
@@ -81,15 +95,15 @@ class Calibration:
     ttft: Accuracy = field(default_factory=Accuracy)
     tbt: Accuracy = field(default_factory=Accuracy)
 
-    def observe_prefill(self, predicted_s: float, observed_s: float) -> None:
-        """A prefill alone on its engine took ``observed_s``."""
-        if predicted_s >= self.MIN_PREFILL_S:
-            self.prefill.observe(predicted_s, observed_s)
+    def observe_prefill(self, raw_s: float, observed_s: float) -> None:
+        """A prefill alone on its engine took ``observed_s``; ``raw_s`` is its estimate without the factor."""
+        if raw_s >= self.MIN_PREFILL_S:
+            self.prefill.observe(raw_s, observed_s)
 
-    def observe_decode(self, predicted_s: float, observed_s: float) -> None:
-        """The mean gap between a request's tokens."""
-        self.tbt.add(predicted_s, observed_s)
-        self.decode.observe(predicted_s, observed_s)
+    def observe_decode(self, raw_s: float, observed_s: float) -> None:
+        """The mean gap between a request's tokens; ``raw_s`` is the step's estimate without the factor."""
+        self.tbt.add(self.decode.factor * raw_s, observed_s)
+        self.decode.observe(raw_s, observed_s)
 
 
 _SCALES: Final = ("prefill", "decode")
@@ -100,7 +114,11 @@ def dump_calibrations(calibrations: dict[str, Calibration]) -> bytes:
     return json.dumps(
         {
             name: {
-                which: {"factor": scale.factor, "observations": scale.observations}
+                which: {
+                    "factor": scale.factor,
+                    "observations": scale.observations,
+                    "raw_s": scale.raw_s,
+                }
                 for which in _SCALES
                 for scale in (getattr(calibration, which),)
             }
@@ -110,7 +128,7 @@ def dump_calibrations(calibrations: dict[str, Calibration]) -> bytes:
 
 
 def _load_scale(entry: Any) -> Scale:
-    return Scale(float(entry["factor"]), int(entry["observations"]))
+    return Scale(float(entry["factor"]), int(entry["observations"]), float(entry["raw_s"]))
 
 
 def load_calibrations(saved: bytes) -> dict[str, Calibration]:
@@ -124,6 +142,7 @@ def load_calibrations(saved: bytes) -> dict[str, Calibration]:
         raise ValueError(f"not a saved calibration: {error!r}") from None
     for name, calibration in loaded.items():
         for scale in (calibration.prefill, calibration.decode):
-            if not 1 / Scale.LIMIT <= scale.factor <= Scale.LIMIT or scale.observations < 0:
+            bounded = 1 / Scale.LIMIT <= scale.factor <= Scale.LIMIT and 0.0 <= scale.raw_s < math.inf
+            if not bounded or scale.observations < 0:
                 raise ValueError(f"the calibration of {name!r} is out of bounds")
     return loaded

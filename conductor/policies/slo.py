@@ -14,7 +14,7 @@ from conductor.policies.slo_kernel import choose
 class Slo:
     """Minimise TTFT as a fraction of its objective, TBT as the square of its, and the delay inflicted on others.
 
-    A missed objective counts above all. Prefix plan, queue, interference, hand-off over the link between the
+    A missed TTFT objective counts above all. Prefix plan, queue, interference, hand-off over the link between the
     two ranks and decode step are those of `Candidates`; prefill and decode rank are chosen together. A decode
     rank that would compute at most ``decode_prefill_tokens`` may prefill itself, which saves the hand-off
     (conditional disaggregation); 0 forbids it.

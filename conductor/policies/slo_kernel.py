@@ -15,7 +15,8 @@ from conductor.policies.candidates import Flags, Tokens
 
 _DIRECTORY = cache_directory(Path(__file__), Path(topology.__file__), Path(tables.__file__))
 
-# A placement that misses an objective loses to every placement that meets it.
+# A placement that misses its TTFT objective loses to every placement that meets it. TBT has no such edge: past
+# saturation every decode rank is near it, and requests crossing it back and forth make everybody late.
 _MISSED: Final = 1e3
 _SAME: Final = 1e-12  # scores closer than this are equal, and go to the rank placed on least
 _FEW: Final = 4  # prefill ranks that are paired with every decode rank, where links differ
@@ -28,8 +29,6 @@ def _score(
     # Every second of TTFT is felt; of TBT, what is far below the objective hardly is.
     score = ttft + tbt * tbt + inflicted_s / ttft_objective_s
     if ttft > 1.0:
-        score += _MISSED
-    if tbt > 1.0:
         score += _MISSED
     return float(score)
 

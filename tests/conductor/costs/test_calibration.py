@@ -1,5 +1,7 @@
 """The cost model reproduces the figures it was fitted to, and its calibration converges and stays bounded."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,28 +56,57 @@ def test_nothing_to_hand_off_costs_nothing() -> None:
 def test_a_scale_learns_the_true_factor(true_factor: float) -> None:
     scale = Scale()
     for _ in range(200):
-        scale.observe(0.1 * scale.factor, 0.1 * true_factor)
+        scale.observe(0.1, 0.1 * true_factor)
     assert scale.factor == pytest.approx(true_factor, rel=0.02)
 
 
 def test_one_outlier_moves_a_learned_scale_by_a_bounded_step() -> None:
-    scale = Scale(factor=1.0, observations=500)
+    scale = Scale()
+    for _ in range(500):
+        scale.observe(0.1, 0.1)
     scale.observe(0.1, 1000.0)
-    assert scale.factor <= 1.0 + Scale.WEIGHT * (Scale.OUTLIER - 1)
+    assert scale.factor <= 1.0 + Scale.FADE * (Scale.OUTLIER - 1) + 1e-9
+
+
+def test_prompts_that_end_in_one_step_count_together() -> None:
+    """The engine shows the time of a step at the first prompt that ends in it, and none at the others."""
+    scale = Scale()
+    for _ in range(300):
+        scale.observe(0.1, 0.3)
+        scale.observe(0.1, 0.0)
+        scale.observe(0.1, 0.0)
+    assert scale.factor == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_long_queue_does_not_make_a_scale_run_away() -> None:
+    """Times observed long after they were predicted, with another factor: only the raw estimate counts."""
+    scale = Scale()
+    waiting = [0.1] * 200  # predicted before anything was learned
+    for raw_s in waiting:
+        scale.observe(raw_s, 2.0 * raw_s)
+    assert scale.factor == pytest.approx(2.0, rel=0.02)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1000)), max_size=200))
 def test_a_scale_stays_within_its_limits(observations: list[tuple[float, float]]) -> None:
     scale = Scale()
-    for predicted_s, observed_s in observations:
-        scale.observe(predicted_s, observed_s)
+    for raw_s, observed_s in observations:
+        scale.observe(raw_s, observed_s)
         assert 1 / Scale.LIMIT <= scale.factor <= Scale.LIMIT
 
 
 def test_calibrations_survive_being_saved() -> None:
-    loaded = load_calibrations(dump_calibrations({"a": Calibration(Scale(2.5, 40), Scale(0.5, 7))}))["a"]
+    loaded = load_calibrations(
+        dump_calibrations({"a": Calibration(Scale(2.5, 40, 3.0), Scale(0.5, 7, 1.0))})
+    )["a"]
     assert (loaded.prefill.factor, loaded.prefill.observations) == (2.5, 40)
     assert (loaded.decode.factor, loaded.decode.observations) == (0.5, 7)
+
+
+def _saved(**figures: float) -> bytes:
+    """A saved calibration with some figures replaced."""
+    scale = {"factor": 1.0, "observations": 1, "raw_s": 1.0}
+    return json.dumps({"a": {"prefill": {**scale, **figures}, "decode": scale}}).encode()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +116,9 @@ def test_calibrations_survive_being_saved() -> None:
         b"[]",
         b"{",
         b'{"a": {}}',
-        b'{"a": {"prefill": {"factor": 1e9, "observations": 1}, "decode": {"factor": 1, "observations": 1}}}',
+        _saved(factor=1e9),
+        _saved(raw_s=-1),
+        _saved(observations=-1),
     ],
 )
 def test_a_broken_calibration_is_refused(saved: bytes) -> None:

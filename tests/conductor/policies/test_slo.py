@@ -104,7 +104,7 @@ def _score(c: Candidates, prefill: int, decode: int) -> float:
     ttft = (start_s + then_s) / c.ttft_objective_s
     tbt = float(c.tbt_s[decode]) / c.tbt_objective_s
     inflicted = float(c.inflicted_s[prefill]) / c.ttft_objective_s
-    return ttft + tbt * tbt + inflicted + 1e3 * (int(ttft > 1.0) + int(tbt > 1.0))
+    return ttft + tbt * tbt + inflicted + 1e3 * int(ttft > 1.0)
 
 
 @settings(max_examples=200, deadline=None)

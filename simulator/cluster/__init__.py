@@ -1,0 +1,23 @@
+"""Whole clusters in virtual time, driven by the scheduler that serves real traffic."""
+
+from simulator.cluster.layout import Layout, make_scheduler, read_layout
+from simulator.cluster.report import request_rows, summary
+from simulator.cluster.simulation import ClusterSimulation, Outcome, RequestResult, Simulated
+from simulator.cluster.workload import BLOCK_TOKENS, Request, conversations, requests_of, reuse_bound
+
+__all__ = [
+    "BLOCK_TOKENS",
+    "ClusterSimulation",
+    "Layout",
+    "Outcome",
+    "Request",
+    "RequestResult",
+    "Simulated",
+    "conversations",
+    "make_scheduler",
+    "read_layout",
+    "request_rows",
+    "requests_of",
+    "reuse_bound",
+    "summary",
+]
