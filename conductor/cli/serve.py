@@ -45,6 +45,7 @@ from conductor.placement import Objectives
 from conductor.placement_metrics import PlacementCollector
 from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
+from conductor.rehearsal import rehearse
 from conductor.rest import Reservations, make_rest_router
 from conductor.scheduler import Scheduler, SuspensionPolicy
 from router import (
@@ -112,6 +113,7 @@ def serve(
         )
     configure_logs(config.log)
     raise_file_limit()
+    rehearse()
     uvloop.run(_serve(config))
 
 

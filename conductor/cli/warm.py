@@ -1,4 +1,4 @@
-"""`conductor warm`: compile the index's kernels ahead of the first start."""
+"""`conductor warm`: compile all kernels ahead of the first start."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from rich.console import Console
 
 
 def warm() -> None:
-    """Compile the index's kernels now; without this the first start does it (half a minute, once a machine)."""
+    """Compile all kernels now; without this the first start does it (most of a minute, once a machine)."""
     console = Console(stderr=True)
     started_s = time.monotonic()
-    with console.status("compiling the index's kernels"):
+    with console.status("compiling kernels"):
         import cache_index
+        from conductor.rehearsal import rehearse
 
         cache_index.warm()
+        rehearse()
     console.print(f"kernels ready after {time.monotonic() - started_s:.1f} s")
