@@ -14,6 +14,7 @@ from math import inf
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conductor.cluster import ReportedLoad
 from conductor.dispatcher import Dispatcher
@@ -33,13 +34,17 @@ class Outcome(StrEnum):
     FINISHED = "finished"
     REJECTED = "rejected"  # by admission
     REFUSED = "refused"  # no instance can take it: it is too long for all of them
+    FAILED = "failed"  # instances died under it as often as it was tried
 
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
     """What became of one request; times after ``arrival_s`` are from there on, and infinite if not finished.
 
-    ``tbt_s`` is the mean of its longest tenth of token gaps, ``itl_s`` of all; 0 for answers of one token.
+    ``queue_s`` is when its prefill began (loads from slower tiers included), ``prefilled_s`` when that ended,
+    ``received_s`` when its KV cache was where it decodes. ``tbt_s`` is the mean of its longest tenth of token
+    gaps, ``itl_s`` of all; 0 for answers of one token. ``cached_tokens`` were reused at prefill; those of them
+    that were not on the instance's device are counted by where they came from.
     """
 
     number: int
@@ -56,6 +61,26 @@ class RequestResult:
     prefill_instance: str = ""
     decode_instance: str = ""
     predicted_ttft_s: float = inf
+    prefilled_s: float = inf
+    received_s: float = inf
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    pod_tokens: int = 0
+    remote_tokens: int = 0
+    peer_tokens: int = 0
+    preemptions: int = 0
+    retries: int = 0  # after instances died
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Gauges of every instance, once a second: arrays of [look, instance]."""
+
+    at_s: NDArray[np.float64]  # [look]
+    instances: tuple[str, ...]
+    running: NDArray[np.int32]
+    waiting: NDArray[np.int32]
+    kv_usage: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +92,7 @@ class Simulated:
     busy_s: dict[str, float]  # of every instance
     load_variation: float  # of requests per instance: standard deviation by mean, mean of all polls
     engine_runs: int
+    timeline: Timeline
 
 
 @dataclass(slots=True)
@@ -113,6 +139,7 @@ class ClusterSimulation:
         self._results: list[RequestResult] = []
         self._next_poll_s = 0.0
         self._variations: list[float] = []
+        self._looks: list[tuple[float, list[int], list[int], list[float]]] = []
 
     def run(self, requests: Iterable[Request], on_end: Callable[[], None] = lambda: None) -> Simulated:
         """Simulate until every request has ended; ``on_end`` is called for each. To be called once."""
@@ -149,6 +176,13 @@ class ClusterSimulation:
             busy_s={name: engine.busy_s for name, engine in self.engines.items()},
             load_variation=float(np.mean(self._variations)) if self._variations else 0.0,
             engine_runs=sum(engine.runs for engine in self.engines.values()),
+            timeline=Timeline(
+                at_s=np.array([look[0] for look in self._looks]),
+                instances=tuple(self.engines),
+                running=np.array([look[1] for look in self._looks], np.int32),
+                waiting=np.array([look[2] for look in self._looks], np.int32),
+                kv_usage=np.array([look[3] for look in self._looks], np.float32),
+            ),
         )
 
     def _next_event_s(self) -> float:
@@ -301,6 +335,15 @@ class ClusterSimulation:
         for name, engine in self.engines.items():
             load = ReportedLoad(engine.running, engine.waiting, engine.memory.usage, at_s)
             self.scheduler.report_load(name, 0, load)
+        engines = self.engines.values()
+        self._looks.append(
+            (
+                at_s,
+                [e.running for e in engines],
+                [e.waiting for e in engines],
+                [e.memory.usage for e in engines],
+            )
+        )
         for names in self._groups:
             loads = [self.engines[name].running + self.engines[name].waiting for name in names]
             if any(loads):

@@ -1,0 +1,129 @@
+"""What a simulated cluster consists of: instances with their tiers, shared pools, links, outages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cache_index import Tier
+from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed
+from conductor.placement import Role
+
+INSTANCE_TIERS: Final = (Tier.HOST, Tier.DISK)  # an instance's own, beside its device
+POOL_TIERS: Final = (Tier.POD, Tier.REMOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One engine of one rank.
+
+    ``kv_tokens`` fit its device; ``tier_tokens`` its own slower tiers, which its class must have a speed for.
+    ``pipeline`` nodes prefill a prompt's chunks one behind the other (Mooncake's chunked pipeline parallelism);
+    the class's speeds are those of one node.
+    """
+
+    name: str
+    role: Role
+    instance_class: InstanceClass
+    kv_tokens: int
+    tier_tokens: Mapping[Tier, int] = field(default_factory=dict)
+    pipeline: int = 1
+    sequences: int = 256  # at most in a batch
+    location: str = ""  # site/zone/rack/node, the last parts optional
+    fetches_from_peers: bool = False
+    streams_layers: bool = False  # loads, fetches and hand-offs overlap with compute, layer by layer
+
+    def __post_init__(self) -> None:
+        if self.kv_tokens < 1:
+            raise ValueError(f"instance {self.name!r}: kv_tokens must be positive, not {self.kv_tokens}")
+        if self.pipeline < 1:
+            raise ValueError(f"instance {self.name!r}: pipeline must be at least 1, not {self.pipeline}")
+        if self.pipeline > 1 and self.role is not Role.PREFILL:
+            raise ValueError(f"instance {self.name!r}: only an instance that just prefills can be a pipeline")
+        for tier in self.tier_tokens:
+            if tier not in INSTANCE_TIERS:
+                raise ValueError(f"instance {self.name!r}: tier {tier.name.lower()} is a pool's, not its own")
+            if tier not in self.instance_class.tiers:
+                raise ValueError(
+                    f"instance {self.name!r}: class {self.instance_class.name} has no speed for tier "
+                    f"{tier.name.lower()}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """A store that several instances load from and write to; ``speed`` is the pool's own, shared by all of them."""
+
+    name: str
+    tier: Tier
+    capacity_tokens: int
+    speed: Speed
+    members: frozenset[str] | None = None  # names of instances; None: all
+
+    def __post_init__(self) -> None:
+        if self.tier not in POOL_TIERS:
+            raise ValueError(f"pool {self.name!r}: tier {self.tier.name.lower()} is an instance's own")
+        if self.capacity_tokens < 1:
+            raise ValueError(f"pool {self.name!r}: capacity must be positive, not {self.capacity_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """An instance dies, with all it has cached, and is back, empty, ``for_s`` later."""
+
+    instance: str
+    at_s: float
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """Raises ValueError for names that are used twice or unknown."""
+
+    instances: tuple[InstanceSpec, ...]
+    pools: tuple[PoolSpec, ...] = ()
+    outages: tuple[Outage, ...] = ()
+    links: Mapping[Distance, Speed] = field(default_factory=lambda: DEFAULT_LINKS)
+
+    def __post_init__(self) -> None:
+        known: set[str] = set()
+        for instance in self.instances:
+            if instance.name in known:
+                raise ValueError(f"two instances are called {instance.name!r}")
+            known.add(instance.name)
+        for pool in self.pools:
+            if pool.members is not None and not pool.members <= known:
+                unknown = ", ".join(sorted(pool.members - known))
+                raise ValueError(f"pool {pool.name!r}: no instance is called {unknown}")
+        for outage in self.outages:
+            if outage.instance not in known:
+                raise ValueError(f"outage: no instance is called {outage.instance!r}")
+
+
+def uniform(
+    text: str, instance_class: InstanceClass, *, kv_tokens: int = 0, sequences: int = 256
+) -> ClusterSpec:
+    """``8`` for eight mixed instances, ``4p4d`` for four that prefill and four that decode, all of one class.
+
+    ``kv_tokens`` 0: as the class has. Raises ValueError saying what was expected.
+    """
+    mixed = re.fullmatch(r"(\d+)", text)
+    pair = re.fullmatch(r"(\d+)p(\d+)d", text)
+    if mixed and int(mixed[1]):
+        groups = [(Role.MIXED, int(mixed[1]), "m")]
+    elif pair and int(pair[1]) and int(pair[2]):
+        groups = [(Role.PREFILL, int(pair[1]), "p"), (Role.DECODE, int(pair[2]), "d")]
+    else:
+        raise ValueError(
+            f"cluster {text!r} is neither a number of mixed instances (8) nor a split such as 4p4d"
+        )
+    capacity = kv_tokens or instance_class.kv_capacity_tokens
+    return ClusterSpec(
+        tuple(
+            InstanceSpec(f"{letter}{number}", role, instance_class, capacity, sequences=sequences)
+            for role, count, letter in groups
+            for number in range(count)
+        )
+    )
