@@ -26,8 +26,8 @@ from simulator.cluster import (
     Simulated,
     conversations,
     make_scheduler,
-    read_layout,
     requests_of,
+    uniform,
 )
 from simulator.traces import read_mooncake
 
@@ -42,8 +42,9 @@ def simulate(
     requests: list[Request], cluster: str, policy: str, *, step_by_step: bool = False
 ) -> tuple[Simulated, float, float]:
     """What came out, and the wall and CPU seconds it took."""
-    scheduler = make_scheduler(read_layout(cluster, LLAMA_8B_H100), make_policy(policy), Objectives())
-    simulation = ClusterSimulation(scheduler, step_by_step=step_by_step)
+    spec = uniform(cluster, LLAMA_8B_H100)
+    scheduler = make_scheduler(spec, make_policy(policy), Objectives())
+    simulation = ClusterSimulation(scheduler, spec, step_by_step=step_by_step)
     gc.collect()
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     simulated = simulation.run(requests)

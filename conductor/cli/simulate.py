@@ -21,16 +21,17 @@ from conductor.dispatcher import Dispatcher
 from conductor.placement import Objectives
 from conductor.policies import POLICIES, make_policy
 from simulator.cluster import (
+    BLOCK_TOKENS,
     ClusterSimulation,
-    Layout,
+    ClusterSpec,
     Request,
     Simulated,
     make_scheduler,
-    read_layout,
     request_rows,
     requests_of,
     reuse_bound,
     summary,
+    uniform,
 )
 from simulator.traces import TraceError, read_mooncake
 
@@ -39,7 +40,7 @@ _SHOWN_EVERY = 64  # requests: drawing takes longer than simulating
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    layout: Layout
+    cluster: ClusterSpec
     policies: list[str]
     requests: list[Request]
     objectives: Objectives
@@ -92,7 +93,7 @@ def simulate(
     if requests and not as_json:
         _fail(console, "--requests belongs to --json")
     plan = _Plan(
-        layout=_layout(console, cluster, instance_class, cache_blocks),
+        cluster=_cluster(console, cluster, instance_class, cache_blocks),
         policies=_policies(console, policy),
         requests=_requests(console, trace, speed, limit),
         objectives=Objectives(ttft_objective_s, tbt_objective_s),
@@ -111,7 +112,7 @@ def simulate(
             "instance_class": instance_class,
             "speed": speed,
             "hold": hold,
-            "cache_blocks": plan.layout.capacity_blocks,
+            "cache_blocks": plan.cluster.instances[0].kv_tokens // BLOCK_TOKENS,
             "ttft_objective_s": ttft_objective_s,
             "tbt_objective_s": tbt_objective_s,
             "prefix_cache_reuse_bound": round(reuse_bound(plan.requests), 6),
@@ -124,11 +125,11 @@ def simulate(
         _print(Console(), title, figures, reuse_bound(plan.requests))
 
 
-def _layout(console: Console, cluster: str, instance_class: str, cache_blocks: int) -> Layout:
+def _cluster(console: Console, cluster: str, instance_class: str, cache_blocks: int) -> ClusterSpec:
     if instance_class not in INSTANCE_CLASSES:
         _fail(console, f"unknown instance class {instance_class!r}; known: {', '.join(INSTANCE_CLASSES)}")
     try:
-        return read_layout(cluster, INSTANCE_CLASSES[instance_class], cache_blocks)
+        return uniform(cluster, INSTANCE_CLASSES[instance_class], kv_tokens=cache_blocks * BLOCK_TOKENS)
     except ValueError as error:
         _fail(console, f"--cluster: {error}")
 
@@ -167,9 +168,11 @@ def _simulate(console: Console, plan: _Plan) -> dict[str, Simulated]:
                 if ended % _SHOWN_EVERY == 0:
                     progress.update(task, completed=ended)  # noqa: B023  (called in this round only)
 
-            scheduler = make_scheduler(plan.layout, make_policy(name), plan.objectives)
+            scheduler = make_scheduler(plan.cluster, make_policy(name), plan.objectives)
             dispatcher = Dispatcher(scheduler, WaitingRoom(plan.hold) if plan.hold else None)
-            simulation = ClusterSimulation(scheduler, dispatcher, step_by_step=plan.step_by_step)
+            simulation = ClusterSimulation(
+                scheduler, plan.cluster, dispatcher, step_by_step=plan.step_by_step
+            )
             simulated[name] = simulation.run(plan.requests, on_end)
             progress.update(task, completed=ended)
     return simulated

@@ -1,6 +1,6 @@
 """Whole clusters in virtual time, driven by the scheduler that serves real traffic."""
 
-from simulator.cluster.layout import Layout, make_scheduler, read_layout
+from simulator.cluster.layout import make_scheduler
 from simulator.cluster.report import request_rows, summary
 from simulator.cluster.simulation import ClusterSimulation, Outcome, RequestResult, Simulated, Timeline
 from simulator.cluster.specification import ClusterSpec, InstanceSpec, Outage, PoolSpec, uniform
@@ -11,7 +11,6 @@ __all__ = [
     "ClusterSimulation",
     "ClusterSpec",
     "InstanceSpec",
-    "Layout",
     "Outage",
     "Outcome",
     "PoolSpec",
@@ -21,7 +20,6 @@ __all__ = [
     "Timeline",
     "conversations",
     "make_scheduler",
-    "read_layout",
     "request_rows",
     "requests_of",
     "reuse_bound",

@@ -1,82 +1,56 @@
-"""Which instances a simulated cluster has, and the scheduler that sees them as it would see real ones."""
+"""The scheduler of a simulated cluster, which sees its instances as it would see real ones."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from cache_index import CacheIndex, Namespace
+from cache_index import CacheIndex
+from conductor.admission import Gate
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
-from conductor.costs import InstanceClass
-from conductor.placement import Objectives, Role
+from conductor.costs import Topology
+from conductor.placement import Objectives
 from conductor.policies import Policy
 from conductor.scheduler import Scheduler, SuspensionPolicy
+from simulator.cluster.specification import ClusterSpec
 from simulator.cluster.workload import BLOCK_TOKENS
 
 MODEL = "simulated"
-NAMESPACE = Namespace(MODEL, BLOCK_TOKENS)
 _RECORDS = 256  # placements are not asked about afterwards
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Numbers of instances, all of one class; ``blocks`` of `BLOCK_TOKENS` tokens fit each one's memory."""
+def make_scheduler(
+    cluster: ClusterSpec,
+    policy: Policy,
+    objectives: Objectives,
+    gate: Gate | None = None,
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+) -> Scheduler:
+    """The scheduler of a cluster whose engines are all up, and say what they cache in such blocks.
 
-    instance_class: InstanceClass
-    mixed: int = 0
-    prefill: int = 0
-    decode: int = 0
-    blocks: int = 0  # 0: what the class holds
-
-    @property
-    def capacity_blocks(self) -> int:
-        return self.blocks or self.instance_class.kv_capacity_tokens // BLOCK_TOKENS
-
-    def instances(self) -> Iterator[tuple[str, Role]]:
-        """Names and roles."""
-        for role, count, letter in (
-            (Role.PREFILL, self.prefill, "p"),
-            (Role.DECODE, self.decode, "d"),
-            (Role.MIXED, self.mixed, "m"),
-        ):
-            yield from ((f"{letter}{number}", role) for number in range(count))
-
-
-def read_layout(text: str, instance_class: InstanceClass, blocks: int = 0) -> Layout:
-    """``8`` for eight mixed instances, ``4p4d`` for four that prefill and four that decode.
-
-    Raises ValueError saying what was expected.
+    Raises ValueError for a location that is no path.
     """
-    mixed = re.fullmatch(r"(\d+)", text)
-    pair = re.fullmatch(r"(\d+)p(\d+)d", text)
-    if mixed and int(mixed[1]):
-        return Layout(instance_class, mixed=int(mixed[1]), blocks=blocks)
-    if pair and int(pair[1]) and int(pair[2]):
-        return Layout(instance_class, prefill=int(pair[1]), decode=int(pair[2]), blocks=blocks)
-    raise ValueError(f"cluster {text!r} is neither a number of mixed instances (8) nor a split such as 4p4d")
-
-
-def make_scheduler(layout: Layout, policy: Policy, objectives: Objectives) -> Scheduler:
-    """The scheduler of a cluster whose engines are all up, and say what they cache."""
-    cluster = Cluster()
-    for number, (name, role) in enumerate(layout.instances()):
-        cluster.add(
+    known = Cluster(Topology(cluster.links))
+    for number, spec in enumerate(cluster.instances):
+        known.add(
             make_instance(
-                instance_id=name,
+                instance_id=spec.name,
                 url=f"http://10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:8000",
-                role=role,
-                instance_class=layout.instance_class,
+                role=spec.role,
+                instance_class=spec.instance_class,
                 protocol="vllm-nixl",
+                location=spec.location,
+                fetches_from_peers=spec.fetches_from_peers,
+                streams_layers=spec.streams_layers,
             )
         )
-    scheduler = Scheduler(cluster, CacheIndex(), policy, objectives, SuspensionPolicy(), records=_RECORDS)
-    facts = EngineFacts(
-        (ServedModel(MODEL),),
-        block_size=BLOCK_TOKENS,
-        kv_capacity_blocks=layout.capacity_blocks,
-        publishes_events=True,
+    scheduler = Scheduler(
+        known, CacheIndex(), policy, objectives, SuspensionPolicy(), gate=gate, records=_RECORDS
     )
-    for name, _ in layout.instances():
-        scheduler.instance_up(name, facts)
+    for spec in cluster.instances:
+        facts = EngineFacts(
+            (ServedModel(MODEL),),
+            block_size=block_tokens,
+            kv_capacity_blocks=spec.kv_tokens // block_tokens,
+            publishes_events=True,
+        )
+        scheduler.instance_up(spec.name, facts)
     return scheduler

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_index import Holder, Namespace
 from conductor.cluster import ReportedLoad
 from conductor.dispatcher import Dispatcher
 from conductor.placement import Held, Placement, PlacementError, PlacementRequest, RejectedError, Usage
@@ -23,7 +24,8 @@ from conductor.scheduler import Scheduler
 from simulator.cluster.engine import Leg, Progress, SimulatedEngine, Work
 from simulator.cluster.hand_offs import HandOffs
 from simulator.cluster.kv_memory import IndexListener, KvMemory
-from simulator.cluster.layout import MODEL, NAMESPACE
+from simulator.cluster.layout import MODEL
+from simulator.cluster.specification import ClusterSpec
 from simulator.cluster.workload import BLOCK_TOKENS, Request
 
 POLL_S: Final = 1.0  # between two looks at engines' gauges, as `conductor serve` does by default
@@ -104,35 +106,37 @@ class _UnderWay:
 
 
 class ClusterSimulation:
-    """One trace through one scheduler. ``step_by_step``: as `SimulatedEngine`; ``sequences``: of each batch.
+    """One trace through the scheduler that `make_scheduler` made of the same cluster and ``block_tokens``.
 
     A ``dispatcher`` over that scheduler may hold requests back; without one they are placed as they arrive.
+    ``step_by_step``: as `SimulatedEngine`. Raises ValueError for an instance that does not hold a block.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
+        cluster: ClusterSpec,
         dispatcher: Dispatcher | None = None,
         *,
-        sequences: int = 256,
+        block_tokens: int = BLOCK_TOKENS,
         step_by_step: bool = False,
     ) -> None:
         self.scheduler = scheduler
+        self._block_tokens = block_tokens
         self._dispatcher = Dispatcher(scheduler) if dispatcher is None else dispatcher
         self._held: dict[int, Request] = {}  # by ticket
         self.engines: dict[str, SimulatedEngine] = {}
-        for instance in scheduler.cluster:
-            facts = instance.facts
-            assert facts is not None and facts.kv_capacity_blocks is not None
-            listener = IndexListener(scheduler.index, instance.ranks[0].holder, NAMESPACE)
-            self.engines[instance.instance_id] = SimulatedEngine(
-                instance.instance_class,
-                KvMemory(facts.kv_capacity_blocks * BLOCK_TOKENS, BLOCK_TOKENS, listener),
-                sequences=sequences,
+        namespace = Namespace(MODEL, block_tokens)
+        for spec in cluster.instances:
+            listener = IndexListener(scheduler.index, Holder(spec.name, 0), namespace)
+            self.engines[spec.name] = SimulatedEngine(
+                spec.instance_class,
+                KvMemory(spec.kv_tokens // block_tokens * block_tokens, block_tokens, listener),
+                sequences=spec.sequences,
                 step_by_step=step_by_step,
             )
-        self._groups = _by_role(scheduler)
-        self._hand_offs = HandOffs({i.instance_id: i.instance_class.nic for i in scheduler.cluster})
+        self._groups = _by_role(cluster)
+        self._hand_offs = HandOffs({spec.name: spec.instance_class.nic for spec in cluster.instances})
         self._ends: list[tuple[float, str]] = []  # heap; an entry that is not the engine's end is stale
         self._touched: dict[str, None] = {}
         self._under_way: dict[int, _UnderWay] = {}
@@ -225,7 +229,7 @@ class ClusterSimulation:
             _NO_TOKENS,
             request.prompt_tokens,
             hashes=request.hashes,
-            hashes_block_size=BLOCK_TOKENS,
+            hashes_block_size=self._block_tokens,
         )
         try:
             answer = self._dispatcher.arrive(asked, now_s)
@@ -361,8 +365,8 @@ def _work(request: Request, leg: Leg) -> Work:
     )
 
 
-def _by_role(scheduler: Scheduler) -> list[list[str]]:
+def _by_role(cluster: ClusterSpec) -> list[list[str]]:
     roles: dict[str, list[str]] = {}
-    for instance in scheduler.cluster:
-        roles.setdefault(instance.role, []).append(instance.instance_id)
+    for spec in cluster.instances:
+        roles.setdefault(spec.role, []).append(spec.name)
     return list(roles.values())

@@ -9,21 +9,24 @@ import pytest
 
 from cache_index import Holder, Tier
 from conductor.admission import WaitingRoom
-from conductor.catalogue import LLAMA_8B_H100
+from conductor.catalogue import LLAMA_8B_H100, LLAMA_70B_8XA800
 from conductor.dispatcher import Dispatcher
-from conductor.placement import Objectives
+from conductor.placement import Objectives, Role
 from conductor.policies import POLICIES, make_policy
 from simulator.cluster import (
+    BLOCK_TOKENS,
     ClusterSimulation,
+    ClusterSpec,
+    InstanceSpec,
     Outcome,
     Request,
     Simulated,
     conversations,
     make_scheduler,
-    read_layout,
     request_rows,
     requests_of,
     summary,
+    uniform,
 )
 from simulator.traces import TraceRecord
 
@@ -33,9 +36,9 @@ OBJECTIVES = Objectives(ttft_s=2.0, tbt_s=0.1)
 def simulation(
     cluster: str, policy: str = "slo", *, blocks: int = 0, step_by_step: bool = False
 ) -> ClusterSimulation:
-    layout = read_layout(cluster, LLAMA_8B_H100, blocks)
-    scheduler = make_scheduler(layout, make_policy(policy), OBJECTIVES)
-    return ClusterSimulation(scheduler, step_by_step=step_by_step)
+    spec = uniform(cluster, LLAMA_8B_H100, kv_tokens=blocks * BLOCK_TOKENS)
+    scheduler = make_scheduler(spec, make_policy(policy), OBJECTIVES)
+    return ClusterSimulation(scheduler, spec, step_by_step=step_by_step)
 
 
 def workload(count: int, requests_per_s: float = 8.0) -> list[Request]:
@@ -77,10 +80,10 @@ def test_closed_form_equals_single_steps(cluster: str, policy: str) -> None:
 
 @pytest.mark.parametrize("cluster", ["2", "1p1d"])
 def test_requests_are_held_at_the_router_while_queues_are_long(cluster: str) -> None:
-    layout = read_layout(cluster, LLAMA_8B_H100)
-    scheduler = make_scheduler(layout, make_policy("slo"), OBJECTIVES)
+    spec = uniform(cluster, LLAMA_8B_H100)
+    scheduler = make_scheduler(spec, make_policy("slo"), OBJECTIVES)
     dispatcher = Dispatcher(scheduler, WaitingRoom(10, ageing=0.5))
-    results = ClusterSimulation(scheduler, dispatcher).run(workload(200, 40.0)).results
+    results = ClusterSimulation(scheduler, spec, dispatcher).run(workload(200, 40.0)).results
     assert sorted(r.number for r in results) == list(range(200))
     assert {r.outcome for r in results} == {Outcome.FINISHED, Outcome.REJECTED}  # the room is small
     assert scheduler.active_placements == len(dispatcher) == 0
@@ -154,6 +157,41 @@ def test_speed_draws_arrivals_together() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "p4", "4p0d", "4p4", "-1", "eight"])
-def test_a_layout_is_a_number_or_a_split(text: str) -> None:
+def test_a_short_form_is_a_number_or_a_split(text: str) -> None:
     with pytest.raises(ValueError, match="neither a number"):
-        read_layout(text, LLAMA_8B_H100)
+        uniform(text, LLAMA_8B_H100)
+
+
+def test_instances_may_differ_in_class_role_and_room() -> None:
+    spec = ClusterSpec(
+        (
+            InstanceSpec("large", Role.MIXED, LLAMA_70B_8XA800, 100_000, sequences=64),
+            InstanceSpec("small", Role.MIXED, LLAMA_8B_H100, 10_000),
+            InstanceSpec("first", Role.PREFILL, LLAMA_8B_H100, 40_000),
+            InstanceSpec("then", Role.DECODE, LLAMA_70B_8XA800, 80_000),
+        )
+    )
+    scheduler = make_scheduler(spec, make_policy("random"), OBJECTIVES, block_tokens=16)
+    simulation = ClusterSimulation(scheduler, spec, block_tokens=16)
+    assert [e.memory.capacity_tokens for e in simulation.engines.values()] == [
+        100_000,
+        10_000,
+        40_000,
+        80_000,
+    ]
+    hashes = np.arange(1, 126, dtype=np.uint64)
+    requests = [Request(number, 20.0 * number, 2_000, 5, hashes) for number in range(40)]
+    results = simulation.run(requests).results
+    assert {r.outcome for r in results} == {Outcome.FINISHED}
+    by_prefill = {name: [r for r in results if r.prefill_instance == name] for name in ("large", "small")}
+    assert by_prefill["large"][-1].cached_tokens == 1_984, "blocks of 16 tokens, all but the last reused"
+    assert by_prefill["large"][-1].ttft_s > 2 * by_prefill["small"][-1].ttft_s
+    pairs = [r for r in results if r.prefill_instance == "first"]
+    assert pairs and {r.decode_instance for r in pairs} == {"then"}
+
+
+def test_an_instance_that_holds_no_block_is_refused() -> None:
+    spec = uniform("1", LLAMA_8B_H100, kv_tokens=500)
+    scheduler = make_scheduler(spec, make_policy("slo"), OBJECTIVES)
+    with pytest.raises(ValueError, match="does not hold a block of 512"):
+        ClusterSimulation(scheduler, spec)
