@@ -73,6 +73,16 @@ class CacheIndex:
         with self._lock:
             self._slots.unregister(holder)
 
+    @property
+    def registrations(self) -> int:
+        """Another number whenever a holder was registered or unregistered."""
+        return self._slots.registrations
+
+    def registered(self) -> tuple[int, dict[Holder, int]]:
+        """``registrations``, and the row of every holder at that moment."""
+        with self._lock:
+            return self._slots.registrations, self._slots.rows_by_holder()
+
     def holder_id(self, holder: Holder) -> int | None:
         return self._slots.row(holder)
 

@@ -41,6 +41,7 @@ class Slots:
         self._links_before = 0  # links that the last pass left
         self.blocks_due = 0  # applied since the last maintenance
         self.levels_shape = (0, k.TIERS)  # of match results
+        self.registrations = 0  # grows when holders come or go
         arrays.reclaim = self.reclaim
 
     @property
@@ -71,6 +72,7 @@ class Slots:
             self._arrays.ensure_holders(row + 1)
         self._row_of[holder] = row
         self._slots_of[holder] = [NO_SLOT] * len(Tier)
+        self.registrations += 1
         return row
 
     def unregister(self, holder: Holder) -> None:
@@ -80,6 +82,11 @@ class Slots:
             del self._row_of[holder], self._slots_of[holder]
             self._holders[row] = None
             self._free_rows.append(row)
+            self.registrations += 1
+
+    def rows_by_holder(self) -> dict[Holder, int]:
+        """Of all registered holders."""
+        return dict(self._row_of)
 
     def row(self, holder: Holder) -> int | None:
         return self._row_of.get(holder)
@@ -137,6 +144,7 @@ class Slots:
         self.levels_shape = (len(self._holders), k.TIERS)
         self._row_of = {each: row for row, each in enumerate(self._holders) if each is not None}
         self._free_rows = list(exported["free_rows"])
+        self.registrations += 1
         self._next_slot = exported["next_slot"]
         self._free_slots = list(exported["free_slots"])
         self._retired = list(exported["retired"])

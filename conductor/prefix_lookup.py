@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from cache_index import CacheIndex, Holder, Namespace, PromptMatcher, sequence_h
 from conductor.expected_cache import ExpectedCache
 from conductor.placement import Hashes, PlacementRequest
 from conductor.roster import CacheGroup
+from conductor.shared_pools import SharedPool, SharedPools
 
 Levels = NDArray[np.int32]
 
@@ -35,13 +37,16 @@ class PrefixLookup(Protocol):
 
 
 class IndexLookup:
-    """The live index, and what prefills under way will add to it.
+    """The live index, what instances can load from ``pools``, and what prefills under way will add.
 
     Hashes of one request are computed once per block size.
     """
 
-    def __init__(self, index: CacheIndex, matcher: PromptMatcher | None = None) -> None:
+    def __init__(
+        self, index: CacheIndex, matcher: PromptMatcher | None = None, pools: Sequence[SharedPool] = ()
+    ) -> None:
         self._matcher = matcher or PromptMatcher(index)
+        self._pools = SharedPools(index, pools) if pools else None
         self._expected = ExpectedCache(index)
         self._request: PlacementRequest | None = None
         self._hashes: dict[int, Hashes] = {}
@@ -52,6 +57,8 @@ class IndexLookup:
             return None
         namespace = _namespace(request, group)
         levels = self._matcher.match(namespace, request.tokens, cache_salt=request.cache_salt, hashes=hashes)
+        if self._pools is not None:
+            self._pools.raise_levels(levels)
         self._expected.raise_levels(levels, namespace, hashes)
         return levels
 
