@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core.types import unliteral
 
 from cache_index.kernel_cache import cache_directory, cached_njit, digest_of
 
@@ -71,3 +72,15 @@ def inlined(function: Callable[..., Any]) -> Any:
 def outlined(function: Callable[..., Any]) -> Any:
     """Like inlined, for what is long or rare: compiled once per kernel, however often it is called."""
     return njit(error_model="numpy")(function)
+
+
+def subroutine(function: Callable[..., Any]) -> Any:
+    """Like outlined, and compiled once whatever constants it is called with: Numba makes a variant for each."""
+    dispatcher: Any = njit(error_model="numpy")(function)
+    template = dispatcher.get_call_template
+
+    def without_constants(arguments: Any, keywords: Any) -> Any:
+        return template(tuple(unliteral(argument) for argument in arguments), keywords)
+
+    dispatcher.get_call_template = without_constants
+    return dispatcher

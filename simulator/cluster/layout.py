@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from cache_index import CacheIndex
+from dataclasses import replace
+
+from cache_index import CacheIndex, Holder
 from conductor.admission import Gate
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
-from conductor.costs import Topology
+from conductor.costs import InstanceClass, Topology
 from conductor.placement import Objectives
 from conductor.policies import Policy
+from conductor.prefix_lookup import IndexLookup
 from conductor.scheduler import Scheduler, SuspensionPolicy
-from simulator.cluster.specification import ClusterSpec
+from conductor.shared_pools import SharedPool
+from simulator.cluster.specification import ClusterSpec, InstanceSpec
 from simulator.cluster.workload import BLOCK_TOKENS
 
 MODEL = "simulated"
@@ -35,15 +39,26 @@ def make_scheduler(
                 instance_id=spec.name,
                 url=f"http://10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:8000",
                 role=spec.role,
-                instance_class=spec.instance_class,
+                instance_class=_seen_from_outside(spec),
                 protocol="vllm-nixl",
                 location=spec.location,
                 fetches_from_peers=spec.fetches_from_peers,
                 streams_layers=spec.streams_layers,
             )
         )
+    index = CacheIndex()
+    pools = [SharedPool(Holder(pool.name, 0), pool.tier, pool.members) for pool in cluster.pools]
+    for pool in pools:
+        index.register(pool.holder)
     scheduler = Scheduler(
-        known, CacheIndex(), policy, objectives, SuspensionPolicy(), gate=gate, records=_RECORDS
+        known,
+        index,
+        policy,
+        objectives,
+        SuspensionPolicy(),
+        lookup=IndexLookup(index, pools=pools),
+        gate=gate,
+        records=_RECORDS,
     )
     for spec in cluster.instances:
         facts = EngineFacts(
@@ -54,3 +69,17 @@ def make_scheduler(
         )
         scheduler.instance_up(spec.name, facts)
     return scheduler
+
+
+def _seen_from_outside(spec: InstanceSpec) -> InstanceClass:
+    """The class of an instance; the nodes of a pipeline share each chunk's work."""
+    kind, stages = spec.instance_class, spec.pipeline
+    if stages == 1:
+        return kind
+    return replace(
+        kind,
+        name=f"{kind.name}/{stages}-stages",
+        prefill_s_per_token=kind.prefill_s_per_token / stages,
+        prefill_s_per_token_squared=kind.prefill_s_per_token_squared / stages,
+        prefill_s_per_cached_token=kind.prefill_s_per_cached_token / stages,
+    )

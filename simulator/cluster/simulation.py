@@ -6,7 +6,6 @@ cache and of their gauges as the router and the event streams would tell it.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,19 +15,28 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_index import Holder, Namespace
+from cache_index import Holder, Namespace, Tier
 from conductor.cluster import ReportedLoad
 from conductor.dispatcher import Dispatcher
-from conductor.placement import Held, Placement, PlacementError, PlacementRequest, RejectedError, Usage
+from conductor.placement import (
+    FailureKind,
+    Held,
+    InstanceFailure,
+    Placement,
+    PlacementError,
+    PlacementRequest,
+    RejectedError,
+    Usage,
+)
 from conductor.scheduler import Scheduler
-from simulator.cluster.engine import Leg, Progress, SimulatedEngine, Work
-from simulator.cluster.hand_offs import HandOffs
-from simulator.cluster.kv_memory import IndexListener, KvMemory
+from simulator.cluster.engines import Engines, Gauges, Load, flat_hashes
+from simulator.cluster.kernels import layout as k
 from simulator.cluster.layout import MODEL
-from simulator.cluster.specification import ClusterSpec
+from simulator.cluster.specification import POOL_TIERS, ClusterSpec, Outage
 from simulator.cluster.workload import BLOCK_TOKENS, Request
 
 POLL_S: Final = 1.0  # between two looks at engines' gauges, as `conductor serve` does by default
+ATTEMPTS: Final = 3  # at a request, when instances die under it
 _NO_TOKENS: Final = np.empty(0, np.uint32)
 
 
@@ -93,7 +101,8 @@ class Simulated:
     end_s: float
     busy_s: dict[str, float]  # of every instance
     load_variation: float  # of requests per instance: standard deviation by mean, mean of all polls
-    engine_runs: int
+    engine_runs: int  # steps, where several that grew evenly count as one
+    computed_tokens: int  # of prompts
     timeline: Timeline
 
 
@@ -101,15 +110,17 @@ class Simulated:
 class _UnderWay:
     request: Request
     placement: Placement
-    prefill: Work
-    decode: Work | None = None  # of a pair, once its prefill has ended
+    work: int  # row of its first leg
+    retries: int
+    speaks: bool = False
 
 
 class ClusterSimulation:
     """One trace through the scheduler that `make_scheduler` made of the same cluster and ``block_tokens``.
 
     A ``dispatcher`` over that scheduler may hold requests back; without one they are placed as they arrive.
-    ``step_by_step``: as `SimulatedEngine`. Raises ValueError for an instance that does not hold a block.
+    ``step_by_step`` never takes two steps of an engine at once: slow, and the oracle of the closed form.
+    Raises ValueError for an instance that does not hold a block.
     """
 
     def __init__(
@@ -121,252 +132,329 @@ class ClusterSimulation:
         block_tokens: int = BLOCK_TOKENS,
         step_by_step: bool = False,
     ) -> None:
-        self.scheduler = scheduler
-        self._block_tokens = block_tokens
-        self._dispatcher = Dispatcher(scheduler) if dispatcher is None else dispatcher
-        self._held: dict[int, Request] = {}  # by ticket
-        self.engines: dict[str, SimulatedEngine] = {}
-        namespace = Namespace(MODEL, block_tokens)
         for spec in cluster.instances:
-            listener = IndexListener(scheduler.index, Holder(spec.name, 0), namespace)
-            self.engines[spec.name] = SimulatedEngine(
-                spec.instance_class,
-                KvMemory(spec.kv_tokens // block_tokens * block_tokens, block_tokens, listener),
-                sequences=spec.sequences,
-                step_by_step=step_by_step,
-            )
+            if spec.kv_tokens < block_tokens:
+                raise ValueError(
+                    f"instance {spec.name!r}: {spec.kv_tokens} tokens do not hold a block of {block_tokens}"
+                )
+        self.scheduler = scheduler
+        self._cluster = cluster
+        self._block_tokens = block_tokens
+        self._step_by_step = step_by_step
+        self._dispatcher = Dispatcher(scheduler) if dispatcher is None else dispatcher
+        self._numbers = {spec.name: number for number, spec in enumerate(cluster.instances)}
         self._groups = _by_role(cluster)
-        self._hand_offs = HandOffs({spec.name: spec.instance_class.nic for spec in cluster.instances})
-        self._ends: list[tuple[float, str]] = []  # heap; an entry that is not the engine's end is stale
-        self._touched: dict[str, None] = {}
-        self._under_way: dict[int, _UnderWay] = {}
+        self._held: dict[int, tuple[Request, int]] = {}  # by ticket, with the retries so far
+        self._under_way: dict[int, _UnderWay] = {}  # by request number
         self._results: list[RequestResult] = []
+        self._outages = _changes_of(cluster.outages)
         self._next_poll_s = 0.0
         self._variations: list[float] = []
-        self._looks: list[tuple[float, list[int], list[int], list[float]]] = []
+        self._looks: list[tuple[float, Gauges]] = []
 
     def run(self, requests: Iterable[Request], on_end: Callable[[], None] = lambda: None) -> Simulated:
         """Simulate until every request has ended; ``on_end`` is called for each. To be called once."""
-        arrivals = iter(requests)
+        workload = list(requests)
+        hashes, starts = flat_hashes([request.hashes for request in workload])
+        self._first_hash = {request.number: start for request, start in zip(workload, starts, strict=True)}
+        self.engines = Engines(
+            self._cluster,
+            hashes,
+            block_tokens=self._block_tokens,
+            longest_blocks=max((len(request.hashes) for request in workload), default=0),
+            longest_output_tokens=max((request.output_tokens for request in workload), default=0),
+            step_by_step=self._step_by_step,
+        )
+        self._holders = _holders_of(self._cluster, self.engines)
+        self._namespace = Namespace(MODEL, self._block_tokens)
+        arrivals = iter(workload)
         arrival = next(arrivals, None)
         now_s = 0.0
         told = 0
-        while True:
-            next_s = self._next_event_s()
-            if arrival is not None and arrival.arrival_s < next_s:
-                next_s = arrival.arrival_s
-            if self._held:
-                wakeup_s = self._dispatcher.next_wakeup_s(now_s)
-                next_s = next_s if wakeup_s is None else min(next_s, max(wakeup_s, now_s))
-            if next_s == inf:
-                break
-            now_s = next_s
+        while arrival is not None or self._under_way or self._held:
+            until_s = self._next_time_s(now_s)
+            if arrival is not None and arrival.arrival_s < until_s:
+                until_s = max(arrival.arrival_s, now_s)
+            now_s, notices = self.engines.advance(now_s, until_s)
             if now_s >= self._next_poll_s:
                 self._poll(now_s)
-            self._progress(now_s)
-            while arrival is not None and arrival.arrival_s <= now_s:
-                self._arrive(arrival, now_s)
-                arrival = next(arrivals, None)
+            for notice in notices:
+                self._told(notice, now_s)
+            while self._outages and self._outages[0][0] <= now_s:
+                self._change(*self._outages.pop(0))
+            if arrival is not None and arrival.arrival_s <= now_s:
+                self._tell_index()
+                while arrival is not None and arrival.arrival_s <= now_s:
+                    self._arrive(arrival, now_s)
+                    arrival = next(arrivals, None)
             if self._held:
+                self._tell_index()
                 self._release(now_s)
-            self._begin(now_s)
             for _ in range(len(self._results) - told):
                 on_end()
             told = len(self._results)
-        assert not self._under_way and not self._held, "some requests never ended"
+        busy_s = self.engines.busy_s.tolist()
         return Simulated(
             results=self._results,
             end_s=now_s,
-            busy_s={name: engine.busy_s for name, engine in self.engines.items()},
+            busy_s={spec.name: busy_s[number] for number, spec in enumerate(self._cluster.instances)},
             load_variation=float(np.mean(self._variations)) if self._variations else 0.0,
-            engine_runs=sum(engine.runs for engine in self.engines.values()),
+            engine_runs=self.engines.runs,
+            computed_tokens=self.engines.computed_tokens,
             timeline=Timeline(
-                at_s=np.array([look[0] for look in self._looks]),
-                instances=tuple(self.engines),
-                running=np.array([look[1] for look in self._looks], np.int32),
-                waiting=np.array([look[2] for look in self._looks], np.int32),
-                kv_usage=np.array([look[3] for look in self._looks], np.float32),
+                at_s=np.array([at_s for at_s, _ in self._looks]),
+                instances=tuple(self._numbers),
+                running=np.array([look.running for _, look in self._looks]),
+                waiting=np.array([look.waiting for _, look in self._looks]),
+                kv_usage=np.array([look.kv_usage for _, look in self._looks], np.float32),
             ),
         )
 
-    def _next_event_s(self) -> float:
-        while self._ends and self.engines[self._ends[0][1]].end_s != self._ends[0][0]:
-            heapq.heappop(self._ends)
-        steps_s = self._ends[0][0] if self._ends else inf
-        return min(steps_s, self._hand_offs.next_end()[0]) if len(self._hand_offs) else steps_s
-
-    def _progress(self, now_s: float) -> None:
-        """Whatever ends now."""
-        while self._ends and self._ends[0][0] <= now_s:
-            end_s, name = heapq.heappop(self._ends)
-            if self.engines[name].end_s == end_s:
-                self._told(self.engines[name].finish(), now_s)
-                self._touched[name] = None
-        while len(self._hand_offs):
-            end_s, number = self._hand_offs.next_end()
-            if end_s > now_s:
-                break
-            assert isinstance(number, int)
-            self._hand_offs.end(number, now_s)
-            self._arrived(self._under_way[number])
-
-    def _begin(self, now_s: float) -> None:
-        """Let engines go on where something changed, once all that happens now has happened."""
-        while self._touched:
-            name, _ = self._touched.popitem()
-            engine = self.engines[name]
-            before_s = engine.end_s
-            end_s = engine.begin(now_s)
-            if end_s != before_s and end_s < inf:
-                heapq.heappush(self._ends, (end_s, name))
-            for work in engine.take_fetches():
-                self._fetch(self._under_way[work.number], now_s)
+    def _next_time_s(self, now_s: float) -> float:
+        """Until when nothing from outside the engines happens, arrivals apart."""
+        next_s = self._outages[0][0] if self._outages else inf
+        if self._under_way:
+            next_s = min(next_s, self._next_poll_s)
+        if self._held:
+            wakeup_s = self._dispatcher.next_wakeup_s(now_s)
+            next_s = next_s if wakeup_s is None else min(next_s, wakeup_s)
+        return max(next_s, now_s)
 
     def _arrive(self, request: Request, now_s: float) -> None:
-        asked = PlacementRequest(
-            str(request.number),
-            MODEL,
-            _NO_TOKENS,
-            request.prompt_tokens,
-            hashes=request.hashes,
-            hashes_block_size=self._block_tokens,
-        )
+        self._ask(request, _asked(request, self._block_tokens), 0, now_s)
+
+    def _ask(self, request: Request, asked: PlacementRequest, retries: int, now_s: float) -> None:
         try:
             answer = self._dispatcher.arrive(asked, now_s)
         except PlacementError as error:
-            self._refused(request, error)
+            self._refused(request, error, retries)
             return
         if isinstance(answer, Held):
-            self._held[answer.ticket] = request
+            self._held[answer.ticket] = request, retries
         else:
-            self._placed(request, answer, now_s)
+            self._placed(request, answer, retries, now_s)
 
     def _release(self, now_s: float) -> None:
         """Those whose turn it is, of the requests held."""
         for released in self._dispatcher.release(now_s):
-            request, outcome = self._held.pop(released.ticket), released.outcome
+            (request, retries), outcome = self._held.pop(released.ticket), released.outcome
             if isinstance(outcome, Placement):
-                self._placed(request, outcome, now_s)
+                self._placed(request, outcome, retries, now_s)
             else:
-                self._refused(request, outcome)
+                self._refused(request, outcome, retries)
 
-    def _placed(self, request: Request, placement: Placement, now_s: float) -> None:
-        prefill, decode = placement.prefill.instance_id, placement.decode.instance_id
+    def _placed(self, request: Request, placement: Placement, retries: int, now_s: float) -> None:
+        prefill = self._numbers[placement.prefill.instance_id]
+        decode = self._numbers[placement.decode.instance_id]
         whole_tokens = request.prompt_tokens + request.output_tokens
-        if not self.engines[decode].fits(whole_tokens) or not self.engines[prefill].fits(
-            request.prompt_tokens
-        ):
+        if not self._fits(decode, whole_tokens) or not self._fits(prefill, request.prompt_tokens):
             self.scheduler.cancelled(placement.placement_id, now_s)
-            self._lost(request, Outcome.REFUSED)
+            self._lost(request, Outcome.REFUSED, retries)
             return
-        work = _work(request, Leg.PREFILL if placement.disaggregated else Leg.WHOLE)
-        self._under_way[request.number] = _UnderWay(request, placement, work)
-        self.engines[prefill].submit(work)
-        self._touched[prefill] = None
+        instances = self._cluster.instances
+        pair = prefill != decode
+        work = self.engines.submit(
+            Load(
+                request.number,
+                request.prompt_tokens,
+                request.output_tokens,
+                self._first_hash[request.number],
+                len(request.hashes),
+            ),
+            prefill,
+            decode if pair else k.NONE,
+            plan_blocks=placement.plan.tokens // self._block_tokens,
+            peer=self._peer_of(placement),
+            streams=pair and instances[prefill].streams_layers and instances[decode].streams_layers,
+        )
+        self._under_way[request.number] = _UnderWay(request, placement, work, retries)
 
-    def _told(self, progress: Progress, now_s: float) -> None:
-        for work in progress.prefilled:
-            self._prefilled(self._under_way[work.number], now_s)
-        for work in progress.first_tokens:
-            self.scheduler.first_token(self._under_way[work.number].placement.placement_id, now_s)
-        for work in progress.finished:
-            self._finished(self._under_way.pop(work.number), work, now_s)
+    def _fits(self, number: int, tokens: int) -> bool:
+        return tokens <= self._cluster.instances[number].kv_tokens // self._block_tokens * self._block_tokens
+
+    def _peer_of(self, placement: Placement) -> int:
+        """Whom the plan fetches from."""
+        for segment in reversed(placement.plan.segments):
+            peer = self._numbers.get(segment.holder.instance_id, k.NONE)
+            if peer != k.NONE and segment.holder.instance_id != placement.prefill.instance_id:
+                return peer
+        return k.NONE
+
+    def _told(self, notice: list[float], now_s: float) -> None:
+        kind, number = notice[k.N_KIND], int(notice[k.N_NUMBER])
+        under_way = self._under_way.get(number)
+        if under_way is None:
+            return  # it was given up at this very time
+        if kind == k.FIRST_TOKEN:
+            under_way.speaks = True
+            self.scheduler.first_token(under_way.placement.placement_id, now_s)
+        elif kind == k.FINISHED:
+            self._finished(under_way, notice, now_s)
+        else:
+            self._prefilled(under_way, now_s)
 
     def _prefilled(self, under_way: _UnderWay, now_s: float) -> None:
-        placement = under_way.placement
         try:
-            self.scheduler.prefill_finished(placement.placement_id, now_s)
+            self.scheduler.prefill_finished(under_way.placement.placement_id, now_s)
         except RejectedError:
-            self.engines[placement.prefill.instance_id].handed_off(under_way.prefill)
+            self.engines.drop(under_way.work, now_s)
             del self._under_way[under_way.request.number]
-            self._lost(under_way.request, Outcome.REJECTED)
+            self._lost(under_way.request, Outcome.REJECTED, under_way.retries)
             return
-        under_way.decode = _work(under_way.request, Leg.DECODE)
-        self.engines[placement.decode.instance_id].submit(under_way.decode)
-        self._touched[placement.decode.instance_id] = None
+        self.engines.hand_on(under_way.work)
 
-    def _fetch(self, under_way: _UnderWay, now_s: float) -> None:
-        assert under_way.decode is not None
-        lacking = under_way.request.prompt_tokens - under_way.decode.cached_tokens
-        giver, taker = under_way.placement.prefill.instance_id, under_way.placement.decode.instance_id
-        kv_bytes = lacking * self.engines[taker].instance_class.kv_bytes_per_token
-        self._hand_offs.start(under_way.request.number, giver, taker, kv_bytes, now_s)
-
-    def _arrived(self, under_way: _UnderWay) -> None:
-        assert under_way.decode is not None
-        giver, taker = under_way.placement.prefill.instance_id, under_way.placement.decode.instance_id
-        self.engines[giver].handed_off(under_way.prefill)
-        self.engines[taker].received(under_way.decode)
-        self._touched[giver] = self._touched[taker] = None
-
-    def _finished(self, under_way: _UnderWay, last: Work, now_s: float) -> None:
-        request, placement, first = under_way.request, under_way.placement, under_way.prefill
-        usage = Usage(request.prompt_tokens, request.output_tokens, first.cached_tokens)
+    def _finished(self, under_way: _UnderWay, notice: list[float], now_s: float) -> None:
+        request, placement = under_way.request, under_way.placement
+        cached_tokens = int(notice[k.N_CACHED])
+        usage = Usage(request.prompt_tokens, request.output_tokens, cached_tokens)
         self.scheduler.finished(placement.placement_id, now_s, usage)
+        del self._under_way[request.number]
+        arrival_s = request.arrival_s
+        received_s = notice[k.N_RECEIVED_S] if placement.disaggregated else notice[k.N_PREFILLED_S]
+        host, disk, pod, remote, peer = notice[k.N_FROM : k.N_FROM + 5]
         self._results.append(
             RequestResult(
                 number=request.number,
                 outcome=Outcome.FINISHED,
-                arrival_s=request.arrival_s,
+                arrival_s=arrival_s,
                 prompt_tokens=request.prompt_tokens,
                 output_tokens=request.output_tokens,
-                cached_tokens=first.cached_tokens,
-                queue_s=first.began_s - request.arrival_s,
-                ttft_s=last.first_token_s - request.arrival_s,
-                tbt_s=last.tbt_s,
-                itl_s=last.itl_s,
-                e2e_s=now_s - request.arrival_s,
+                cached_tokens=cached_tokens,
+                queue_s=notice[k.N_BEGAN_S] - arrival_s,
+                ttft_s=notice[k.N_FIRST_S] - arrival_s,
+                tbt_s=notice[k.N_TBT_S],
+                itl_s=notice[k.N_ITL_S],
+                e2e_s=now_s - arrival_s,
                 prefill_instance=placement.prefill.instance_id,
                 decode_instance=placement.decode.instance_id,
                 predicted_ttft_s=placement.predicted_ttft_s,
+                prefilled_s=notice[k.N_PREFILLED_S] - arrival_s,
+                received_s=received_s - arrival_s,
+                host_tokens=int(host),
+                disk_tokens=int(disk),
+                pod_tokens=int(pod),
+                remote_tokens=int(remote),
+                peer_tokens=int(peer),
+                preemptions=int(notice[k.N_PREEMPTIONS]),
+                retries=under_way.retries,
             )
         )
 
-    def _refused(self, request: Request, error: PlacementError) -> None:
-        self._lost(request, Outcome.REJECTED if isinstance(error, RejectedError) else Outcome.REFUSED)
+    def _refused(self, request: Request, error: PlacementError, retries: int) -> None:
+        outcome = Outcome.REJECTED if isinstance(error, RejectedError) else Outcome.REFUSED
+        self._lost(request, outcome, retries)
 
-    def _lost(self, request: Request, outcome: Outcome) -> None:
+    def _lost(self, request: Request, outcome: Outcome, retries: int) -> None:
         self._results.append(
             RequestResult(
-                request.number, outcome, request.arrival_s, request.prompt_tokens, request.output_tokens
+                request.number,
+                outcome,
+                request.arrival_s,
+                request.prompt_tokens,
+                request.output_tokens,
+                retries=retries,
             )
         )
+
+    def _change(self, now_s: float, name: str, dies: bool) -> None:
+        """An instance dies, or is back."""
+        instance = self.scheduler.cluster[name]
+        if not dies:
+            assert instance.facts is not None
+            self.scheduler.instance_up(name, instance.facts)
+            return
+        victims = [
+            each
+            for each in self._under_way.values()
+            if name in (each.placement.prefill.instance_id, each.placement.decode.instance_id)
+        ]
+        for victim in victims:
+            self.engines.drop(victim.work, now_s)
+            del self._under_way[victim.request.number]
+        self._tell_index()
+        self.engines.kill(self._numbers[name], now_s)
+        self.scheduler.instance_down(name, "it died")
+        failure = InstanceFailure(name, FailureKind.UNREACHABLE, "it died")
+        for victim in victims:
+            self.scheduler.failed(victim.placement.placement_id, now_s, failure)
+            if victim.speaks or victim.retries + 1 == ATTEMPTS:
+                self._lost(victim.request, Outcome.FAILED, victim.retries)
+                continue
+            asked = _asked(
+                victim.request,
+                self._block_tokens,
+                excluded=frozenset({name}),
+                retry_of=victim.placement.placement_id,
+                arrived_s=victim.request.arrival_s,
+            )
+            self._ask(victim.request, asked, victim.retries + 1, now_s)
+
+    def _tell_index(self) -> None:
+        """What engines and pools store and evict, as their event streams would tell it, without their delay."""
+        index = self.scheduler.index
+        for change in self.engines.changes():
+            holder, tier = self._holders[change.store]
+            if change.stored:
+                index.store(holder, tier, self._namespace, change.hashes, parent=change.parent)
+            else:
+                index.remove(holder, tier, self._namespace, change.hashes)
 
     def _poll(self, now_s: float) -> None:
         """Report gauges as of the last poll time that has passed: nothing has changed since the last event."""
         at_s = now_s // POLL_S * POLL_S
         self._next_poll_s = at_s + POLL_S
-        for name, engine in self.engines.items():
-            load = ReportedLoad(engine.running, engine.waiting, engine.memory.usage, at_s)
-            self.scheduler.report_load(name, 0, load)
-        engines = self.engines.values()
-        self._looks.append(
-            (
-                at_s,
-                [e.running for e in engines],
-                [e.waiting for e in engines],
-                [e.memory.usage for e in engines],
-            )
-        )
-        for names in self._groups:
-            loads = [self.engines[name].running + self.engines[name].waiting for name in names]
-            if any(loads):
-                self._variations.append(float(np.std(loads) / np.mean(loads)))
+        gauges = self.engines.gauges(at_s)
+        self._looks.append((at_s, gauges))
+        columns = (gauges.running.tolist(), gauges.waiting.tolist(), gauges.kv_usage.tolist())
+        for name, running, waiting, usage in zip(self._numbers, *columns, strict=True):
+            self.scheduler.report_load(name, 0, ReportedLoad(running, waiting, usage, at_s))
+        requests = gauges.running + gauges.waiting
+        for numbers in self._groups:
+            loads = requests[numbers]
+            mean = loads.mean()
+            if mean > 0:
+                self._variations.append(float(loads.std() / mean))
 
 
-def _work(request: Request, leg: Leg) -> Work:
-    return Work(
-        request.number,
-        leg,
+def _asked(
+    request: Request,
+    block_tokens: int,
+    *,
+    excluded: frozenset[str] = frozenset(),
+    retry_of: str | None = None,
+    arrived_s: float | None = None,
+) -> PlacementRequest:
+    return PlacementRequest(
+        str(request.number),
+        MODEL,
+        _NO_TOKENS,
         request.prompt_tokens,
-        request.output_tokens,
-        request.hashes,
-        request.hashes.tolist(),
+        hashes=request.hashes,
+        hashes_block_size=block_tokens,
+        excluded=excluded,
+        retry_of=retry_of,
+        arrived_s=arrived_s,
     )
 
 
-def _by_role(cluster: ClusterSpec) -> list[list[str]]:
-    roles: dict[str, list[str]] = {}
-    for spec in cluster.instances:
-        roles.setdefault(spec.role, []).append(spec.name)
+def _changes_of(outages: Iterable[Outage]) -> list[tuple[float, str, bool]]:
+    """When which instance dies (True) or comes back (False), in order; what comes back does so first."""
+    changes = [(outage.at_s, outage.instance, True) for outage in outages]
+    changes += [(outage.at_s + outage.for_s, outage.instance, False) for outage in outages]
+    return sorted(changes, key=lambda change: (change[0], change[2], change[1]))
+
+
+def _holders_of(cluster: ClusterSpec, engines: Engines) -> list[tuple[Holder, Tier]]:
+    """Whose each store is in the index."""
+    holders = []
+    for store in engines.stores:
+        owners = cluster.pools if store.tier in POOL_TIERS else cluster.instances
+        holders.append((Holder(owners[store.owner].name, 0), store.tier))
+    return holders
+
+
+def _by_role(cluster: ClusterSpec) -> list[list[int]]:
+    roles: dict[str, list[int]] = {}
+    for number, instance in enumerate(cluster.instances):
+        roles.setdefault(instance.role, []).append(number)
     return list(roles.values())

@@ -94,6 +94,8 @@ class ClusterSpec:
                 raise ValueError(f"two instances are called {instance.name!r}")
             known.add(instance.name)
         for pool in self.pools:
+            if pool.name in known or sum(other.name == pool.name for other in self.pools) > 1:
+                raise ValueError(f"pool {pool.name!r}: something else has that name")
             if pool.members is not None and not pool.members <= known:
                 unknown = ", ".join(sorted(pool.members - known))
                 raise ValueError(f"pool {pool.name!r}: no instance is called {unknown}")
