@@ -43,13 +43,6 @@ from conductor.policies.candidates import Policy
 from conductor.prefix_lookup import IndexLookup, PrefixLookup
 from conductor.roster import cache_namespace
 
-# Prompts that begin with the same tokens are likely to share more.
-_BEGINNING_TOKENS = 512
-# What is left of the TTFT objective of a request that was held too long.
-_LEAST_OBJECTIVE_S = 1e-3
-# Shorter answers say more about the first step than about the pace.
-_MIN_OBSERVED_TOKENS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class SuspensionPolicy:
