@@ -115,6 +115,7 @@ class Decider:
             hand_off_s=moving_s,
             output_tokens=candidates.output_tokens,
             prefill_factor=float(candidates.tables.classes[roster.class_ids[choice.prefill], PREFILL_SCALE]),
+            decoding=len(decode.decodes),
             prefill=prefill,
             decode=decode,
             peer=candidates.ranks[choice.peer] if choice.peer != NO_PEER else None,
