@@ -264,10 +264,8 @@ class Scheduler:
 
         Placements under way there end as their requests do.
         """
-        ranks = self.cluster.remove(instance_id).ranks
-        for placement_id in [p for rank in ranks for p in rank.prefills]:
-            self._lookup.prefill_ended(placement_id)
-        for rank in ranks:
+        for rank in self.cluster.remove(instance_id).ranks:
+            self._lookup.holder_left(rank.holder)
             self._assumed.forget(rank.holder)
             self.index.unregister(rank.holder)
 
