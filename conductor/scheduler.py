@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cache_index import CacheIndex
 from conductor.admission import Gate
@@ -41,7 +41,6 @@ from conductor.placement import (
 )
 from conductor.policies.candidates import Policy
 from conductor.prefix_lookup import IndexLookup, PrefixLookup
-from conductor.roster import cache_namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Scheduler:
         self._active[record.placement.placement_id] = record
         for dropped in self.records.add(record):
             self._decider.recycle(dropped)
-        self._assume(record, now_s)
+        self._assumed.placed(record, self.cluster[record.prefill.holder.instance_id], now_s)
         self.outcomes.placed(record, len(self._active))
         return record.placement
 
@@ -332,17 +331,6 @@ class Scheduler:
                 self.cluster.check(rank)
 
     # ---- inside ----
-
-    def _assume(self, record: PlacementRecord, now_s: float) -> None:
-        """Where the prefill engine publishes no events, take what is sent there as cached."""
-        request, holder = record.request, record.prefill.holder
-        if not self._assumed.is_assumed(holder) or not len(request.tokens):
-            return
-        owner = self.cluster[holder.instance_id]
-        if owner.block_size is not None:
-            namespace = cache_namespace(owner, record.placement.model, owner.block_size)
-            namespace = replace(namespace, tenant=request.cache_tenant)
-            self._assumed.placed(record.placement.placement_id, request, holder, namespace, now_s)
 
     def _admit(self, record: PlacementRecord) -> None:
         """Raises RejectedError; what was estimated is given back then."""
