@@ -24,7 +24,7 @@ def not_placed(
     served: Callable[[], Sequence[ModelCard]],
     tried: Sequence[InstanceFailure],
 ) -> RequestError:
-    """There is no placement; ``tried`` are the attempts before it. ``served`` is asked where the model is unknown."""
+    """There is no placement; ``tried`` are the attempts before it. An unknown model is told what is ``served``."""
     if isinstance(error, UnknownModelError):
         names = sorted(card.model for card in served())
         listed = ", ".join(names[:_LISTED_MODELS]) or "none"
