@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from workloads.warming import WARM_S  # isort: split
+
 from workloads.fleet import DOCUMENT_BLOCKS, Stored, Workload
 from workloads.large_index import large_index
 from workloads.radix_trees import Dynamo, Ours, find_dynamo
