@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cache_index import ApproximateResidency, CacheIndex, Holder, Namespace, sequence_hashes
-from conductor.cluster import EngineFacts
-from conductor.placement import PlacementRequest, Usage
+from cache_index import ApproximateResidency, CacheIndex, Holder, sequence_hashes
+from conductor.cluster import EngineFacts, InstanceState
+from conductor.explanation import PlacementRecord
+from conductor.placement import Usage
+from conductor.roster import cache_namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +38,21 @@ class AssumedCache:
         """The engine is gone, and its cache with it."""
         self._residency.forget(holder)
 
-    def is_assumed(self, holder: Holder) -> bool:
-        return holder in self._residency.predicted
-
-    def placed(
-        self, placement_id: str, request: PlacementRequest, holder: Holder, namespace: Namespace, now_s: float
-    ) -> None:
-        """A prompt goes to an instance that will cache it."""
+    def placed(self, record: PlacementRecord, owner: InstanceState, now_s: float) -> None:
+        """A prompt goes to ``owner`` to be prefilled; what is sent there counts as cached."""
+        request, holder = record.request, record.prefill.holder
+        if (
+            holder not in self._residency.predicted
+            or not len(request.tokens)
+            or (size := owner.block_size) is None
+        ):
+            return
+        namespace = cache_namespace(owner, record.placement.model, size)
+        namespace = replace(namespace, tenant=request.cache_tenant)
         hashes = sequence_hashes(request.tokens, namespace.block_size, cache_salt=request.cache_salt)
         last_used_s = self._residency.last_used_s(holder, namespace, hashes)
         self._residency.assume(holder, namespace, hashes, now_s)
-        self._open[placement_id] = _Assumption(holder, namespace.block_size, last_used_s)
+        self._open[record.placement.placement_id] = _Assumption(holder, namespace.block_size, last_used_s)
 
     def ended(self, placement_id: str, usage: Usage | None) -> None:
         """The request ended; the engine's own count of cached tokens corrects what was assumed before it.

@@ -20,6 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from cache_index.mooncake import DEFAULT_RECONCILE_S
 from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.instance_speeds import InstanceSpeeds
@@ -176,6 +177,26 @@ class InstanceConfig(_Section):
         return self
 
 
+class MasterConfig(_Section):
+    """A Mooncake master whose events tell what its pool holds."""
+
+    endpoint: Annotated[str, Field(pattern=r"^tcp://[^*\s]+:\d+$")]
+    model: Annotated[str, Field(min_length=1)]
+    block_size: Annotated[int, Field(gt=0)]
+    topic: str = ""
+    admin_endpoint: Annotated[str, Field(pattern=r"^http://[^*\s/]+:\d+$")] | None = None
+    reconcile_s: Annotated[float, Field(ge=1)] = DEFAULT_RECONCILE_S
+
+
+class SharedPoolConfig(_Section):
+    """A store that several instances load from; without ``mooncake`` it pushes its events (POST /v1/events)."""
+
+    id: Annotated[str, Field(min_length=1)]
+    tier: Literal["pod", "remote"] = "remote"
+    members: Annotated[list[str], Field(min_length=1)] | None = None
+    mooncake: MasterConfig | None = None
+
+
 class ModelConfig(_Section):
     """What the router knows of a model: the folder of its tokenizer, other names it answers to."""
 
@@ -232,6 +253,7 @@ class Config(BaseSettings):
     log: LogConfig = LogConfig()
     models: list[ModelConfig] = []
     instances: list[InstanceConfig] = []
+    shared_pools: list[SharedPoolConfig] = []
     state_dir: Path | None = None
 
     @model_validator(mode="after")
@@ -240,6 +262,10 @@ class Config(BaseSettings):
         twice = sorted({i for i in ids if ids.count(i) > 1})
         if twice:
             raise ValueError(f"instances: the id {twice[0]!r} is used more than once; ids must be unique")
+        for pool in self.shared_pools:
+            if pool.id in ids:
+                raise ValueError(f"shared_pools: the id {pool.id!r} is taken; ids must be unique")
+            ids.append(pool.id)
         return self
 
     @classmethod

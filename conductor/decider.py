@@ -29,8 +29,6 @@ from conductor.prefix_lookup import PrefixLookup
 from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
 from conductor.roster import Roster, make_roster
 
-# Prompts that begin with the same tokens are likely to share more.
-_BEGINNING_TOKENS = 512
 # What is left of the TTFT objective of a request that was held too long.
 _LEAST_OBJECTIVE_S = 1e-3
 
@@ -82,9 +80,9 @@ class Decider:
         self, request: PlacementRequest, policy: Policy, placement_id: str, now_s: float
     ) -> PlacementRecord:
         """Raises UnknownModelError when no instance serves the model, NoInstanceError when none can take it."""
-        model = self.aliases.get(request.model, request.model)
+        model = self._model_of(request)
         roster = self._roster(request, model, now_s)
-        candidates = self._estimate(request, now_s)
+        candidates = self._estimate(request, roster, now_s)
         choice = policy.choose(candidates)
         if choice is None:
             reason = self._why_none(model, candidates)
@@ -117,24 +115,24 @@ class Decider:
             hand_off_s=moving_s,
             output_tokens=candidates.output_tokens,
             prefill_factor=float(candidates.tables.classes[roster.class_ids[choice.prefill], PREFILL_SCALE]),
+            decoding=len(decode.decodes),
             prefill=prefill,
             decode=decode,
             peer=candidates.ranks[choice.peer] if choice.peer != NO_PEER else None,
             cache_group=roster.cache_groups[group] if group >= 0 else None,
         )
 
-    def _estimate(self, request: PlacementRequest, now_s: float) -> Estimates:
-        model = self.aliases.get(request.model, request.model)
-        ttft_objective_s = request.ttft_objective_s or self.objectives.ttft_s
+    def _estimate(self, request: PlacementRequest, roster: Roster, now_s: float) -> Estimates:
+        objectives = self.objectives_of(request)
         held_s = now_s - request.arrived_s if request.arrived_s is not None else 0.0
         estimates = self._estimator.estimate(
             request,
-            self._roster(request, model, now_s),
+            roster,
             self._lookup,
             now_s,
             output_tokens=self._gate.output_tokens(request),
-            ttft_objective_s=max(ttft_objective_s - held_s, _LEAST_OBJECTIVE_S),
-            tbt_objective_s=request.tbt_objective_s or self.objectives.tbt_s,
+            ttft_objective_s=max(objectives.ttft_s - held_s, _LEAST_OBJECTIVE_S),
+            tbt_objective_s=objectives.tbt_s,
         )
         if request.prefill_on is None:
             return estimates
@@ -144,16 +142,20 @@ class Decider:
     def assigned(
         self, requests: Sequence[PlacementRequest], now_s: float
     ) -> Iterator[tuple[int, PlacementRequest]]:
-        """The requests with their numbers, in the order to place them in, prefill ranks fixed where that pays."""
+        """The requests with their numbers, in the order to place them in, prefill ranks fixed where that pays.
+
+        Of those that begin alike only the first is assigned with others.
+        """
         apart: dict[str, list[int]] = {}
         alike: list[int] = []
-        beginnings: set[bytes] = set()
+        beginnings: set[int | None] = set()
         for i, request in enumerate(requests):
-            beginning = request.tokens[:_BEGINNING_TOKENS].tobytes()
-            if request.excluded or request.prefill_on is not None or (beginning and beginning in beginnings):
+            beginning = request.beginning()
+            if request.excluded or request.prefill_on is not None or beginning in beginnings:
                 alike.append(i)
                 continue
-            beginnings.add(beginning)
+            if beginning is not None:
+                beginnings.add(beginning)
             apart.setdefault(request.model, []).append(i)
         for together in apart.values():
             for first in range(0, len(together), MAX_TOGETHER):
@@ -164,11 +166,15 @@ class Decider:
     def _assign(
         self, chunk: list[tuple[int, PlacementRequest]], now_s: float
     ) -> list[tuple[int, PlacementRequest]]:
+        """Those of ``chunk``, all for one model, in the order to place them in."""
+        if len(chunk) == 1:
+            return chunk
+        model = self._model_of(chunk[0][1])
         try:
-            batch = [self._estimate(request, now_s) for _, request in chunk] if len(chunk) > 1 else []
+            batch = [self._estimate(r, self._roster(r, model, now_s), now_s) for _, r in chunk]
         except PlacementError:
             return chunk  # `place` says it again, request by request
-        assignment = assign(batch) if batch else None
+        assignment = assign(batch)
         holders = [candidates.ranks for candidates in batch]
         for candidates in batch:
             self._estimator.recycle(candidates)
@@ -179,6 +185,10 @@ class Decider:
             i, request = chunk[b]
             fixed.append((i, replace(request, prefill_on=holders[b][assignment.ranks[b]].holder)))
         return fixed
+
+    def _model_of(self, request: PlacementRequest) -> str:
+        """The name that engines know."""
+        return self.aliases.get(request.model, request.model)
 
     def _roster(self, request: PlacementRequest, model: str, now_s: float) -> Roster:
         """The candidates; gathered anew only when the cluster changed, or for a retry."""

@@ -117,6 +117,9 @@ class _RecordedLookup:
     def prefill_ended(self, placement_id: str) -> None:
         pass
 
+    def holder_left(self, holder: Holder) -> None:
+        pass
+
 
 class _RecordedGate(Gate):
     """The predictions of one frame; nothing is learned."""

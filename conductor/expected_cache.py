@@ -52,6 +52,17 @@ class ExpectedCache:
         if expectation is not None:
             self._marks.remove(expectation.holder, Tier.DEVICE, expectation.namespace, expectation.marks)
 
+    def forget(self, holder: Holder) -> None:
+        """The holder is gone, and its row may be given away."""
+        for placement_id in [p for p, expectation in self._open.items() if expectation.holder == holder]:
+            del self._open[placement_id]
+        self._marks.unregister(holder)
+
+    @property
+    def holders(self) -> int:
+        """Whom anything was ever expected of, and who are not forgotten."""
+        return len(self._marks.registered()[1])
+
     def raise_levels(self, levels: NDArray[np.int32], namespace: Namespace, hashes: Hashes) -> None:
         """Count what is expected as held: ``levels`` [holder row, tier] are blocks as the index matched."""
         if not self._open:

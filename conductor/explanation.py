@@ -11,6 +11,7 @@ import numpy as np
 
 from cache_index import Tier
 from conductor.cluster import RankState
+from conductor.costs import Floats, Ints
 from conductor.costs.tables import DECODE, MIXED, PREFILL
 from conductor.estimates import Estimates
 from conductor.placement import InstanceFailure, Placement, PlacementRequest, Usage
@@ -34,6 +35,7 @@ class PlacementRecord:
     hand_off_s: float
     output_tokens: int  # predicted
     prefill_factor: float  # the learned one that the prefill was predicted with
+    decoding: int  # requests that were on the decode rank before this one
     prefill: RankState
     decode: RankState
     cache_group: CacheGroup | None  # of the prefill rank
@@ -62,7 +64,7 @@ _ROLE_NAMES = {PREFILL: "prefill", DECODE: "decode", MIXED: "mixed", 0: "none"}
 class RecordLog:
     """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates.
 
-    A record keeps all its candidates (about 260 bytes each), so in a large cluster memory bounds the log.
+    A record keeps the estimates of all its candidates, 108 bytes each: in a large cluster memory bounds the log.
     """
 
     MAX_CANDIDATES = 200_000
@@ -127,7 +129,7 @@ def explain(record: PlacementRecord, now_s: float, limit: int | None = None) -> 
     c = record.candidates
     if c is None:
         return {**_course(record, now_s), "candidates": None, "candidates_total": None}
-    order = np.argsort(c.ttft_s, kind="stable")[:limit].tolist()
+    order = np.argsort(c.ttft_s, kind="stable")[:limit]
     return {
         **_course(record, now_s),
         "why": _why(record, c),
@@ -139,7 +141,7 @@ def explain(record: PlacementRecord, now_s: float, limit: int | None = None) -> 
         "objectives": {"ttft_ms": _ms(c.ttft_objective_s), "tbt_ms": _ms(c.tbt_objective_s)},
         "counterfactual": _counterfactual(record, c),
         "candidates_total": len(c.ranks),
-        "candidates": [{**_candidate(c, i), **_constraints(record, c, i)} for i in order],
+        "candidates": _candidates(record, c, order),
         "excluded": c.excluded,
     }
 
@@ -209,50 +211,71 @@ def _since(start_s: float, end_s: float | None) -> float | None:
     return None if end_s is None else end_s - start_s
 
 
-def _candidate(c: Candidates, i: int) -> dict[str, Any]:
-    role = _ROLE_NAMES[int(c.roles[i])]
-    peer = int(c.plan_peer[i])
-    return {
-        "instance": c.ranks[i].target.instance_id,
-        "rank": c.ranks[i].target.rank,
-        "role": role,
-        "fits": bool(c.fits[i]),
-        "overlap_tokens": int(c.overlap_tokens[i]),
-        "cached_tokens": {tier.name.lower(): int(c.local_tokens[tier, i]) for tier in Tier},
-        "plan_tokens": int(c.plan_tokens[i]),
-        "plan_peer": c.ranks[peer].target.instance_id if peer != NO_PEER else None,
-        "queue_ms": _ms(float(c.queue_s[i])),
-        "fetch_ms": _ms(float(c.plan_fetch_s[i])),
-        "prefill_ms": _ms(float(c.prefill_s[i])),
-        "ttft_ms": _ms(float(c.ttft_s[i])),
-        "inflicted_ms": _ms(float(c.inflicted_s[i])),
-        "hand_off_ms": _ms(float(c.hand_off_s[i])) if role == "decode" else None,
-        "wait_for_memory_ms": _ms(float(c.wait_s[i])),
-        "tbt_ms": _ms(float(c.tbt_s[i])),
-        "pending_prefills": int(c.pending_prefills[i]),
-        "pending_tokens": int(c.pending_tokens[i]),
-        "active_decodes": int(c.active_decodes[i]),
-        "context_tokens": int(c.context_tokens[i]),
-        "kv_capacity_tokens": int(c.kv_capacity_tokens[i]),
-        "kv_usage": round(float(c.kv_usage[i]), 4),
+def _candidates(record: PlacementRecord, c: Candidates, positions: Ints) -> list[dict[str, Any]]:
+    """Every term of the estimates of the ranks at ``positions``, and what these were and could not be chosen for.
+
+    All of it as it was at the decision; O(ranks), for columns are gathered whole.
+    """
+    names = [rank.target.instance_id for rank in c.ranks]
+    columns: dict[str, list[Any]] = {
+        "instance": [names[i] for i in positions.tolist()],
+        "rank": [c.ranks[i].target.rank for i in positions.tolist()],
+        "role": [_ROLE_NAMES[role] for role in c.roles[positions].tolist()],
+        "chosen_for": _chosen_for(record, positions),
+        "ruled_out": _ruled_out(c, positions),
+        "fits": c.fits[positions].tolist(),
+        "kv_capacity_tokens": c.kv_capacity_tokens[positions].tolist(),
+        "overlap_tokens": c.overlap_tokens[positions].tolist(),
+        "cached_tokens": [_by_tier(held) for held in c.local_tokens[:, positions].T.tolist()],
+        "plan_tokens": c.plan_tokens[positions].tolist(),
+        "plan_peer": [names[i] if i != NO_PEER else None for i in c.plan_peer[positions].tolist()],
+        "queue_ms": _all_ms(c.queue_s[positions]),
+        "fetch_ms": _all_ms(c.plan_fetch_s[positions]),
+        "prefill_ms": _all_ms(c.prefill_s[positions]),
+        "ttft_ms": _all_ms(c.ttft_s[positions]),
+        "inflicted_ms": _all_ms(c.inflicted_s[positions]),
+        "hand_off_ms": [
+            ms if role == DECODE else None
+            for ms, role in zip(_all_ms(c.hand_off_s[positions]), c.roles[positions].tolist(), strict=True)
+        ],
+        "wait_for_memory_ms": _all_ms(c.wait_s[positions]),
+        "tbt_ms": _all_ms(c.tbt_s[positions]),
     }
+    return [dict(zip(columns, told, strict=True)) for told in zip(*columns.values(), strict=True)]
 
 
-def _constraints(record: PlacementRecord, c: Candidates, i: int) -> dict[str, Any]:
-    """What the rank was chosen for, and what it could not have been chosen for, and why."""
-    chosen = [
-        leg for leg, at in (("prefill", record.choice.prefill), ("decode", record.choice.decode)) if at == i
-    ]
-    ruled_out = []
-    if not c.roles[i]:
-        ruled_out.append("another prefill rank was asked for")
-    if not c.fits[i]:
-        ruled_out.append(f"the prompt does not fit into {int(c.kv_capacity_tokens[i])} tokens of KV memory")
-    if c.roles[i] == PREFILL and not ((c.roles == DECODE) & (c.protocol == c.protocol[i])).any():
-        ruled_out.append("no decode rank of its hand-off protocol")
-    if c.roles[i] == DECODE and not ((c.roles == PREFILL) & (c.protocol == c.protocol[i])).any():
-        ruled_out.append("no prefill rank of its hand-off protocol")
-    return {"chosen_for": chosen, "ruled_out": ruled_out}
+def _all_ms(seconds: Floats) -> list[float]:
+    milliseconds: list[float] = (seconds * 1e3).round(3).tolist()
+    return milliseconds
+
+
+def _by_tier(tokens: list[int]) -> dict[str, int]:
+    return {tier.name.lower(): held for tier, held in zip(Tier, tokens, strict=True)}
+
+
+def _chosen_for(record: PlacementRecord, positions: Ints) -> list[list[str]]:
+    legs = (("prefill", record.choice.prefill), ("decode", record.choice.decode))
+    return [[leg for leg, chosen in legs if chosen == i] for i in positions.tolist()]
+
+
+def _ruled_out(c: Candidates, positions: Ints) -> list[list[str]]:
+    """Why the ranks could not have been chosen."""
+    prefilling = frozenset(c.protocol[c.can_prefill].tolist())
+    decoding = frozenset(c.protocol[c.can_decode].tolist())
+
+    def reasons(role: int, protocol: int, fits: bool, capacity_tokens: int) -> Iterator[str]:
+        if not role:
+            yield "another prefill rank was asked for"
+        if not fits:
+            yield f"the prompt does not fit into {capacity_tokens} tokens of KV memory"
+        if role == PREFILL and protocol not in decoding:
+            yield "no decode rank of its hand-off protocol"
+        if role == DECODE and protocol not in prefilling:
+            yield "no prefill rank of its hand-off protocol"
+
+    columns = (c.roles, c.protocol, c.fits, c.kv_capacity_tokens)
+    facts = zip(*(column[positions].tolist() for column in columns), strict=True)
+    return [list(reasons(*each)) for each in facts]
 
 
 def _counterfactual(record: PlacementRecord, c: Candidates) -> dict[str, Any]:
@@ -278,7 +301,7 @@ def _outcome(choice: Choice | None, c: Candidates) -> dict[str, Any] | None:
 
 def _why(record: PlacementRecord, c: Candidates) -> str:
     """The choice in a sentence or two."""
-    choice, placement = record.choice, record.placement
+    placement = record.placement
     parts = [
         f"{placement.prefill.instance_id} holds {placement.overlap_tokens} of "
         f"{record.request.prompt_tokens} prompt tokens and starts in {record.queue_s * 1e3:.1f} ms"
@@ -295,7 +318,7 @@ def _why(record: PlacementRecord, c: Candidates) -> str:
         parts.append(f"{other} holds {best_overlap} but would answer later or cannot prefill")
     if placement.disaggregated:
         parts.append(
-            f"{placement.decode.instance_id} decodes with {int(c.active_decodes[choice.decode])} others "
+            f"{placement.decode.instance_id} decodes with {record.decoding} others "
             f"at {placement.predicted_tbt_s * 1e3:.1f} ms a token"
         )
     if record.request.retry_of is not None:

@@ -24,16 +24,20 @@ class IndexCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._streams()
         stats = self._index.stats()
-        yield _gauge("conductor_index_blocks", "Distinct blocks in the cache index", stats.blocks)
-        yield _gauge("conductor_index_residencies", "Residencies in the cache index", stats.residencies)
-        yield _gauge("conductor_index_bytes", "Memory of the cache index", stats.bytes)
-        yield _counter(
+        yield GaugeMetricFamily("conductor_index_blocks", "Distinct blocks in the cache index", stats.blocks)
+        yield GaugeMetricFamily(
+            "conductor_index_residencies", "Residencies in the cache index", stats.residencies
+        )
+        yield GaugeMetricFamily("conductor_index_bytes", "Memory of the cache index", stats.bytes)
+        yield CounterMetricFamily(
             "conductor_index_dropped_residencies",
             "Residencies dropped because the index was full",
             stats.dropped_residencies,
         )
         if stats.max_blocks is not None:
-            yield _gauge("conductor_index_max_blocks", "Blocks that the index may hold", stats.max_blocks)
+            yield GaugeMetricFamily(
+                "conductor_index_max_blocks", "Blocks that the index may hold", stats.max_blocks
+            )
         if self._snapshots is not None:
             yield from _of_snapshots(self._snapshots)
 
@@ -73,27 +77,15 @@ class RegistrationCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         text = "Times that registrations could not be saved"
-        yield _counter("conductor_index_registration_failures", text, self._failures())
+        yield CounterMetricFamily("conductor_index_registration_failures", text, self._failures())
 
 
 def _of_snapshots(snapshots: IndexSnapshots) -> Iterator[Metric]:
     name = "conductor_index_snapshot"
-    yield _counter(f"{name}s", "Times that the index was saved", snapshots.saves)
-    yield _counter(f"{name}_failures", "Times that saving the index failed", snapshots.failures)
-    yield _gauge(f"{name}_bytes", "Size of the saved index", snapshots.file_bytes)
-    yield _gauge(f"{name}_seconds", "How long saving took the last time", snapshots.took_s)
-    yield _gauge(
+    yield CounterMetricFamily(f"{name}s", "Times that the index was saved", snapshots.saves)
+    yield CounterMetricFamily(f"{name}_failures", "Times that saving the index failed", snapshots.failures)
+    yield GaugeMetricFamily(f"{name}_bytes", "Size of the saved index", snapshots.file_bytes)
+    yield GaugeMetricFamily(f"{name}_seconds", "How long saving took the last time", snapshots.took_s)
+    yield GaugeMetricFamily(
         f"{name}_locked_seconds", "For how long of that nobody could use the index", snapshots.locked_s
     )
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    counter = CounterMetricFamily(name, text)
-    counter.add_metric([], value)
-    return counter
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    gauge = GaugeMetricFamily(name, text)
-    gauge.add_metric([], value)
-    return gauge

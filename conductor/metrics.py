@@ -21,7 +21,7 @@ class ClusterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._instances()
         active = self._scheduler.active_placements
-        yield _gauge("conductor_active_placements", "Placements under way", active)
+        yield GaugeMetricFamily("conductor_active_placements", "Placements under way", active)
 
     def _instances(self) -> Iterator[Metric]:
         up = GaugeMetricFamily(
@@ -51,9 +51,3 @@ class ClusterCollector(Collector):
         for name, calibration in self._scheduler.calibrations.items():
             scale.add_metric([name], calibration.prefill.factor)
         yield from (up, queue, prefills, decodes, placements, scale)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    gauge = GaugeMetricFamily(name, text)
-    gauge.add_metric([], value)
-    return gauge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:  # router workers know placements, and must not load the index
 
 Tokens = NDArray[np.uint32]
 Hashes = NDArray[np.uint64]
+
+BEGINNING_TOKENS = 1_024
 
 
 class Role(StrEnum):
@@ -79,6 +82,18 @@ class PlacementRequest:
     prefill_on: Holder | None = None
     excluded: frozenset[str] = frozenset()
     retry_of: str | None = None
+
+    def beginning(self) -> int | None:
+        """Names the first `BEGINNING_TOKENS` of the prompt, by tokens or by hashes; None where neither is known.
+
+        Prompts that begin alike share more, and get answers alike. Stable from one process to the next.
+        """
+        if len(self.tokens):
+            return zlib.crc32(self.tokens[:BEGINNING_TOKENS].tobytes())
+        if self.hashes is not None and self.hashes_block_size and len(self.hashes):
+            blocks = max(BEGINNING_TOKENS // self.hashes_block_size, 1)
+            return int(self.hashes[:blocks][-1])
+        return None
 
 
 @dataclass(frozen=True, slots=True)

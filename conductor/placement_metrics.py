@@ -36,12 +36,12 @@ class PlacementCollector(Collector):
         yield from self._limits()
         yield from self._learned()
         if self._reservations is not None:
-            yield _gauge(
+            yield GaugeMetricFamily(
                 "conductor_rest_reservations",
                 "Placements made over REST, not ended",
                 len(self._reservations),
             )
-            yield _counter(
+            yield CounterMetricFamily(
                 "conductor_rest_reservations_expired",
                 "Placements made over REST of which nothing was heard",
                 self._reservations.expired,
@@ -78,7 +78,7 @@ class PlacementCollector(Collector):
             ("hand_off_seconds", "Time of these", total.hand_off_s),
             ("held_seconds", "Time from arrival to placement", total.held_s),
         ):
-            yield _counter(f"conductor_{name}", text, value)
+            yield CounterMetricFamily(f"conductor_{name}", text, value)
 
     def _limits(self) -> Iterator[Metric]:
         found = diagnose(snapshot(self._scheduler, self._clock(), _DIAGNOSED_S))
@@ -106,21 +106,11 @@ class PlacementCollector(Collector):
 
 
 def _recording(journal: JournalWriter) -> Iterator[Metric]:
-    yield _gauge("conductor_recording", "1 while decisions are recorded", float(journal.ended is None))
-    yield _counter("conductor_recorded_events", "Events written to the recording", journal.frames)
-    yield _counter("conductor_recorded_bytes", "Size of the recording", journal.bytes)
-    yield _counter(
+    yield GaugeMetricFamily(
+        "conductor_recording", "1 while decisions are recorded", float(journal.ended is None)
+    )
+    yield CounterMetricFamily("conductor_recorded_events", "Events written to the recording", journal.frames)
+    yield CounterMetricFamily("conductor_recorded_bytes", "Size of the recording", journal.bytes)
+    yield CounterMetricFamily(
         "conductor_record_dropped_events", "Events that the recording does not have", journal.dropped
     )
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    counter = CounterMetricFamily(name, text)
-    counter.add_metric([], value)
-    return counter
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    gauge = GaugeMetricFamily(name, text)
-    gauge.add_metric([], value)
-    return gauge

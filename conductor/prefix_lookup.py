@@ -35,6 +35,10 @@ class PrefixLookup(Protocol):
         """It is cached, or it never will be: from now on only what the engine reports counts."""
         ...
 
+    def holder_left(self, holder: Holder) -> None:
+        """The holder leaves the cluster: nothing placed there will be cached."""
+        ...
+
 
 class IndexLookup:
     """The live index, what instances can load from ``pools``, and what prefills under way will add.
@@ -71,6 +75,9 @@ class IndexLookup:
 
     def prefill_ended(self, placement_id: str) -> None:
         self._expected.ended(placement_id)
+
+    def holder_left(self, holder: Holder) -> None:
+        self._expected.forget(holder)
 
     def _hashes_of(self, request: PlacementRequest, block_size: int) -> Hashes | None:
         if request.hashes is not None:

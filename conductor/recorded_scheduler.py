@@ -95,6 +95,9 @@ class _RecordingLookup:
     def prefill_ended(self, placement_id: str) -> None:
         self._lookup.prefill_ended(placement_id)
 
+    def holder_left(self, holder: Holder) -> None:
+        self._lookup.holder_left(holder)
+
 
 class _RecordingGate(Gate):
     """Another gate's rule and predictions, which are kept in the frame that is open."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cache_index import CacheIndex
 from conductor.admission import Gate
@@ -41,14 +41,6 @@ from conductor.placement import (
 )
 from conductor.policies.candidates import Policy
 from conductor.prefix_lookup import IndexLookup, PrefixLookup
-from conductor.roster import cache_namespace
-
-# Prompts that begin with the same tokens are likely to share more.
-_BEGINNING_TOKENS = 512
-# What is left of the TTFT objective of a request that was held too long.
-_LEAST_OBJECTIVE_S = 1e-3
-# Shorter answers say more about the first step than about the pace.
-_MIN_OBSERVED_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,7 @@ class Scheduler:
         self._active[record.placement.placement_id] = record
         for dropped in self.records.add(record):
             self._decider.recycle(dropped)
-        self._assume(record, now_s)
+        self._assumed.placed(record, self.cluster[record.prefill.holder.instance_id], now_s)
         self.outcomes.placed(record, len(self._active))
         return record.placement
 
@@ -271,10 +263,8 @@ class Scheduler:
 
         Placements under way there end as their requests do.
         """
-        ranks = self.cluster.remove(instance_id).ranks
-        for placement_id in [p for rank in ranks for p in rank.prefills]:
-            self._lookup.prefill_ended(placement_id)
-        for rank in ranks:
+        for rank in self.cluster.remove(instance_id).ranks:
+            self._lookup.holder_left(rank.holder)
             self._assumed.forget(rank.holder)
             self.index.unregister(rank.holder)
 
@@ -341,17 +331,6 @@ class Scheduler:
                 self.cluster.check(rank)
 
     # ---- inside ----
-
-    def _assume(self, record: PlacementRecord, now_s: float) -> None:
-        """Where the prefill engine publishes no events, take what is sent there as cached."""
-        request, holder = record.request, record.prefill.holder
-        if not self._assumed.is_assumed(holder) or not len(request.tokens):
-            return
-        owner = self.cluster[holder.instance_id]
-        if owner.block_size is not None:
-            namespace = cache_namespace(owner, record.placement.model, owner.block_size)
-            namespace = replace(namespace, tenant=request.cache_tenant)
-            self._assumed.placed(record.placement.placement_id, request, holder, namespace, now_s)
 
     def _admit(self, record: PlacementRecord) -> None:
         """Raises RejectedError; what was estimated is given back then."""

@@ -7,7 +7,6 @@ placement; from then on it ends the response.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from conductor.placement import (
     PlacementRequest,
     RejectedError,
     Target,
-    UnknownModelError,
     Usage,
 )
 from router.disaggregation import (
@@ -30,11 +28,12 @@ from router.disaggregation import (
     forwarded_body,
     handoff_protocol,
 )
-from router.errors import RequestError, internal_error
+from router.errors import internal_error
 from router.framing import ResponseHead
 from router.heads import Headers, forwarded_fields, request_head
 from router.inference import InferenceRequest
 from router.legs import DecodeLeg, Leg, PrefillLeg
+from router.refusals import given_up, misconfigured, not_placed
 from router.services import logger
 from router.terms import RequestTerms
 from router.tokens import Prompt
@@ -43,7 +42,6 @@ from router.upstream import UpstreamFailure, UpstreamUnreachable
 if TYPE_CHECKING:
     from router.exchange import Exchange
 
-_LISTED_MODELS = 20
 _DETAIL_BYTES = 300
 _NOTHING: frozenset[str] = frozenset()
 
@@ -137,7 +135,8 @@ class Delivery:
 
     def refused(self, error: PlacementError) -> None:
         """There is no placement, at once or after a wait."""
-        self._exchange.reply_error(self._placement_refused(error, self._request.model))
+        served = self.services.placements.models
+        self._exchange.reply_error(not_placed(error, self._request.model, served, self._tried))
 
     def placed(self, placement: Placement) -> None:
         """Start the first leg of a placement, made at once or after a wait."""
@@ -157,39 +156,13 @@ class Delivery:
             body = forwarded_body(request, placement.model)
             self._start_decode(body, placement, now_s)
 
-    def _placement_refused(self, error: PlacementError, model: str) -> RequestError:
-        if isinstance(error, UnknownModelError):
-            served = sorted(card.model for card in self.services.placements.models())
-            names = ", ".join(served[:_LISTED_MODELS]) or "none"
-            if len(served) > _LISTED_MODELS:
-                names += f", and {len(served) - _LISTED_MODELS} more"
-            message = f"The model {model!r} is not served here. Served models: {names}."
-            return RequestError(404, message, param="model", code="model_not_found")
-        if isinstance(error, RejectedError):
-            return RequestError(
-                429,
-                f"The request was not admitted: {error}",
-                kind="rate_limit_error",
-                code=f"overloaded_{error.stage}",
-                retry_after_s=max(math.ceil(error.retry_after_s), 1),
-            )
-        message = f"No instance can take the request now: {error}"
-        if self._tried:
-            message = f"{message}. {self._what_was_tried()}"
-        return RequestError(
-            503, message, kind="service_unavailable", code="no_instance_available", retry_after_s=1
-        )
-
     def _start_prefill(self, request: InferenceRequest, placement: Placement, now_s: float) -> None:
         try:
             self._handoff = handoff_protocol(placement.prefill.protocol)
         except HandoffError as error:
             self._release_placement()
             logger.error("hand-off impossible", instance=placement.prefill.instance_id, error=str(error))
-            message = f"Instance {placement.prefill.instance_id!r} is misconfigured: {error}."
-            self._exchange.reply_error(
-                RequestError(500, message, kind="server_error", code="configuration_error")
-            )
+            self._exchange.reply_error(misconfigured(placement.prefill.instance_id, str(error)))
             return
         body = self._handoff.prefill_body(request, placement.model)
         deadline_s = now_s + self.services.settings.prefill_timeout_s
@@ -326,24 +299,12 @@ class Delivery:
             attempt=self.attempts,
         )
         if self.attempts >= services.settings.max_attempts:
-            self._give_up(failure)
+            self._exchange.reply_error(given_up(self._tried))
             return
         services.metrics.retries[failure.kind] += 1
         longest_s = services.settings.retry_backoff_s * 2.0 ** (self.attempts - 1)
         delay_s = longest_s * random.uniform(0.5, 1.0)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.place)
-
-    def _give_up(self, failure: InstanceFailure) -> None:
-        if failure.kind is FailureKind.TIMEOUT:
-            status, kind, code = 504, "timeout_error", "engine_timeout"
-        else:
-            status, kind, code = 502, "upstream_error", "engine_failed"
-        message = f"The request failed on every instance it was sent to. {self._what_was_tried()}"
-        self._exchange.reply_error(RequestError(status, message, kind=kind, code=code))
-
-    def _what_was_tried(self) -> str:
-        tried = "; ".join(f"{failure.instance_id}: {failure.detail}" for failure in self._tried)
-        return f"Tried {len(self._tried)}: {tried}"
 
     def _break_off(self, leg: DecodeLeg, failure: InstanceFailure) -> None:
         """The instance failed after the client had received a part of its response."""

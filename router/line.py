@@ -97,19 +97,26 @@ class Line:
         self._pumping = True  # placing one may end another, which pumps again
         try:
             for released in self._dispatch.release(self._clock()):
-                waiter = self._waiting.pop(released.ticket, None)
-                if waiter is None:
-                    continue
-                del self._tickets[waiter]
-                if isinstance(released.outcome, Placement):
-                    waiter.placed(released.outcome)
-                else:
-                    waiter.refused(released.outcome)
+                self._tell(released)
         except Exception:
             logger.exception("releasing held requests failed")
         finally:
             self._pumping = False
         self._wind()
+
+    def _tell(self, released: Released) -> None:
+        """A waiter that cannot take it must not cost those behind it their placements."""
+        waiter = self._waiting.pop(released.ticket, None)
+        if waiter is None:
+            return
+        del self._tickets[waiter]
+        try:
+            if isinstance(released.outcome, Placement):
+                waiter.placed(released.outcome)
+            else:
+                waiter.refused(released.outcome)
+        except Exception:
+            logger.exception("telling a held request failed")
 
     def close(self) -> None:
         """Nobody is told any more."""

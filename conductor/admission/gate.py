@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,6 @@ from conductor.costs import tables as t
 from conductor.placement import PlacementRequest
 from conductor.policies.candidates import Candidates, Choice
 
-_PREFIX_TOKENS = 1_024  # prompts that begin alike get answers alike
 _SAME_FOR = 32  # observations: predictions move slowly, and are made for every request
 
 
@@ -47,13 +45,13 @@ class Gate:
 
     def output_tokens(self, request: PlacementRequest) -> int:
         """The predicted length of the answer, at least 1 and at most what the request allows."""
-        prefix_key = _prefix_key(request)
-        key = (request.model, request.tenant, request.route, prefix_key)
+        beginning = request.beginning()
+        key = (request.model, request.tenant, request.route, beginning)
         known = self._remembered.get(key)
         if known is None or known.until < self._observed or request.max_output_tokens is not None:
             if len(self._remembered) >= 4_096:
                 self._remembered.clear()
-            tokens = self.lengths.predict(request, prefix_key).mean_tokens
+            tokens = self.lengths.predict(request, beginning).mean_tokens
             known = _Remembered(tokens, self._observed + _SAME_FOR)
             if request.max_output_tokens is None:
                 self._remembered[key] = known
@@ -62,7 +60,7 @@ class Gate:
     def observe(self, request: PlacementRequest, output_tokens: int) -> None:
         """A finished answer had this length."""
         self._observed += 1
-        self.lengths.observe(request, _prefix_key(request), output_tokens)
+        self.lengths.observe(request, request.beginning(), output_tokens)
 
     def judge(
         self, candidates: Candidates, choice: Choice, ttft_s: float, tables: ClusterTables
@@ -156,13 +154,3 @@ def _speeds(tables: ClusterTables, rows: Rows) -> DecodeSpeeds:
         s_per_sequence=scale * classes[:, t.DECODE_S_PER_SEQUENCE],
         s_per_context_token=scale * classes[:, t.DECODE_S_PER_CONTEXT],
     )
-
-
-def _prefix_key(request: PlacementRequest) -> int | None:
-    """Stable from one process to the next; None for a prompt that is not known."""
-    if len(request.tokens):
-        return zlib.crc32(request.tokens[:_PREFIX_TOKENS].tobytes())
-    if request.hashes is not None and request.hashes_block_size and len(request.hashes):
-        last = min(len(request.hashes), max(_PREFIX_TOKENS // request.hashes_block_size, 1)) - 1
-        return int(request.hashes[last])
-    return None

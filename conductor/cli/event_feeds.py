@@ -12,7 +12,9 @@ from cache_index import (
     CacheIndex,
     EventSource,
     EventSources,
+    Holder,
     MooncakeEventSource,
+    StreamConfig,
     StreamPosition,
     StreamStats,
     TrtllmEventSource,
@@ -20,9 +22,11 @@ from cache_index import (
 )
 from cache_index.lmcache import make_lmcache_router
 from cache_index.lmcache_directory import LMCacheDirectory
+from cache_index.mooncake import MooncakeStream
 from cache_index.prompt_match import PromptMatcher
 from cache_index.push import make_push_router
 from cache_index.push_ingest import PushIngest
+from conductor.config import MasterConfig
 
 _EXPIRY_CHECK_S = 5.0
 
@@ -50,6 +54,19 @@ class EventFeeds:
         self._lmcache = LMCacheDirectory(index)
         self.prompts = PromptMatcher(index, self._lmcache)
         self._clock = clock
+
+    def follow_master(self, pool: Holder, master: MasterConfig) -> None:
+        """What a Mooncake master tells is what ``pool`` holds."""
+        config = StreamConfig(
+            holder=pool,
+            model=master.model,
+            endpoint=master.endpoint,
+            replay_endpoint=None,
+            topic=master.topic,
+            block_size=master.block_size,
+        )
+        stream = MooncakeStream.of(config, master.admin_endpoint, master.reconcile_s)
+        self.by_kind["Mooncake"].add_stream(stream)
 
     def start(self) -> None:
         for source in self._sources:

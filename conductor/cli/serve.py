@@ -20,7 +20,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cache_index import Holder, LoadStat, SglangLoadFeeds
+from cache_index import Holder, LoadStat, SglangLoadFeeds, Tier
 from conductor.admission_metrics import AdmissionCollector
 from conductor.cache_lookup import make_lookup_router
 from conductor.cache_rest import make_cache_router
@@ -33,7 +33,7 @@ from conductor.cli.logs import configure_logs
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cluster import Cluster
-from conductor.config import Config, ConfigError, InstanceConfig, load_config
+from conductor.config import Config, ConfigError, InstanceConfig, SharedPoolConfig, load_config
 from conductor.discovery import EventEndpoints, reported_load
 from conductor.dispatcher import Dispatcher
 from conductor.engine_caches import EngineCaches
@@ -48,6 +48,7 @@ from conductor.prefix_lookup import IndexLookup
 from conductor.rehearsal import rehearse
 from conductor.rest import Reservations, make_rest_router
 from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.shared_pools import SharedPool
 from router import (
     EngineTokenizer,
     FrontDoorServer,
@@ -150,7 +151,7 @@ async def _serve(config: Config) -> None:
             aliases={alias: model.name for model in config.models for alias in model.aliases},
             calibrations=saved_calibrations(store),
             gate=make_gate(config.scheduling.admission, saved_lengths(store)),
-            lookup=IndexLookup(index, feeds.prompts),
+            lookup=IndexLookup(index, feeds.prompts, [_pool_of(each) for each in config.shared_pools]),
             id_prefix=id_prefix,
             records=config.scheduling.records,
         )
@@ -201,6 +202,9 @@ async def _serve(config: Config) -> None:
         if snapshots is not None:
             snapshots.start()
             stack.callback(snapshots.close)
+        for pool in config.shared_pools:
+            if pool.mooncake is not None:
+                feeds.follow_master(Holder(pool.id), pool.mooncake)
         feeds.start()
         stack.callback(feeds.close)
         keepers = (
@@ -260,6 +264,11 @@ def _make_cluster(instances: list[InstanceConfig]) -> Cluster:
     for instance in instances:
         cluster.add(instance_of(instance))
     return cluster
+
+
+def _pool_of(config: SharedPoolConfig) -> SharedPool:
+    members = frozenset(config.members) if config.members is not None else None
+    return SharedPool(Holder(config.id), Tier[config.tier.upper()], members)
 
 
 def _make_services(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from conductor.costs import Floats, Ints
+from conductor.costs import Floats
 from conductor.policies.candidates import Candidates, Choice
 from conductor.policies.pairing import choose_apart, least_of, requests_of
 from conductor.policies.parameters import number
-from conductor.policies.roster_rows import RosterRows
 
 
 class AibrixConductor:
@@ -54,21 +53,20 @@ class AibrixConductor:
         self._fallback_tbt_ms = number("fallback_tbt_ms", fallback_tbt_ms, least=0.0)
         self._pressure_threshold = number("pressure_threshold", pressure_threshold, least=0.0, most=1.0)
         self._pressure_penalty = number("pressure_penalty", pressure_penalty, least=1.0)
-        self._rows = RosterRows()
         self._prefills = np.zeros(0)  # placed so far, by row
         self._prefills_ms = np.zeros(0)
 
     def choose(self, candidates: Candidates) -> Choice | None:
         c = candidates
-        rows = self._rows.of(c.ranks)
-        choice = choose_apart(c, least_of(c, self._ttft_ms(c, rows)), least_of(c, self._tbt_ms(c)))
+        choice = choose_apart(c, least_of(c, self._ttft_ms(c)), least_of(c, self._tbt_ms(c)))
         if choice is not None:
-            row = rows[choice.prefill]
+            row = c.rows[choice.prefill]
             self._prefills[row] += 1
             self._prefills_ms[row] += 1e3 * c.compute_s(c.overlap_tokens)[choice.prefill]
         return choice
 
-    def _ttft_ms(self, c: Candidates, rows: Ints) -> Floats:
+    def _ttft_ms(self, c: Candidates) -> Floats:
+        rows = c.rows
         missing = int(rows.max(initial=-1)) + 1 - len(self._prefills)
         if missing > 0:
             self._prefills = np.pad(self._prefills, (0, missing))

@@ -16,7 +16,8 @@ class Mooncake:
     Source: Mooncake, FAST'25, Algorithm 1 (the same as section 6 of arXiv 2407.00079 v3). On every prefill rank
     TTFT = transfer + queue + prefill. Where best / own prefix exceeds ``kvcache_balancing_threshold``, the rank
     fetches what it lacks of the best prefix before it computes the rest; else it computes behind its own. An
-    own prefix of 0, which the paper leaves open, counts as exceeded. The decode rank is the least loaded one,
+    own prefix of 0, which the paper leaves open, counts as exceeded. A rank whose connector cannot fetch from a
+    peer computes behind its own, whatever the ratio. The decode rank is the least loaded one,
     load being its predicted TBT (v3, section 7).
 
     The paper tunes the threshold by hand and gives no value; 2 is ours. A prefix counts where it lies in device
@@ -34,7 +35,7 @@ class Mooncake:
         own = c.local_tokens[Tier.HOST]
         held = np.where(c.can_prefill | c.is_mixed, own, 0)
         best = held.max(initial=0)
-        fetches = (best > own) & (best > self._threshold * own)
+        fetches = c.can_fetch & (best > own) & (best > self._threshold * own)
         prefix = np.where(fetches, best, own)
         transfer_s = np.where(fetches, c.link_latency_s + (best - own) * c.kv_s_per_token, 0.0)
         ttft_s = transfer_s + c.queue_s + c.compute_s(prefix)

@@ -8,7 +8,6 @@ from conductor.costs import Floats
 from conductor.policies.candidates import Candidates, Choice, Flags
 from conductor.policies.pairing import choose_apart, least_of
 from conductor.policies.parameters import number, whole_number
-from conductor.policies.roster_rows import RosterRows
 from conductor.policies.work_window import WorkWindow
 
 
@@ -45,13 +44,11 @@ class Preble:
         self._window = WorkWindow(number("window_s", window_s, least=1e-3, most=1e9), amounts=3)
         self._rebalance_ratio = number("rebalance_ratio", rebalance_ratio, least=1.0)
         self._rebalance_after = whole_number("rebalance_after_requests", rebalance_after_requests)
-        self._rows = RosterRows()
         self._placed = 0
 
     def choose(self, candidates: Candidates) -> Choice | None:
         c = candidates
-        rows = self._rows.of(c.ranks)
-        load_s, cached, prompts = self._window.sums(c.now_s, rows)
+        load_s, cached, prompts = self._window.sums(c.now_s, c.rows)
         prefill_s = c.compute_s(c.overlap_tokens)
         reuse = cached / np.maximum(prompts, 1.0)
         eviction_s = reuse * _recompute_s(c)
@@ -69,8 +66,8 @@ class Preble:
         if choice is not None:
             prefill, decode = choice.prefill, choice.decode
             overlap = int(c.overlap_tokens[prefill])
-            self._window.add(c.now_s, int(rows[prefill]), prefill_s[prefill], overlap, c.prompt_tokens)
-            self._window.add(c.now_s, int(rows[decode]), c.output_tokens * c.tbt_s[decode], 0, 0)
+            self._window.add(c.now_s, int(c.rows[prefill]), prefill_s[prefill], overlap, c.prompt_tokens)
+            self._window.add(c.now_s, int(c.rows[decode]), c.output_tokens * c.tbt_s[decode], 0, 0)
             self._placed += 1
         return choice
 

@@ -10,7 +10,6 @@ from conductor.placement import Hashes
 from conductor.policies.candidates import Candidates, Choice, Flags
 from conductor.policies.pairing import choose_apart, least_of, requests_of
 from conductor.policies.parameters import number, one_of, whole_number
-from conductor.policies.roster_rows import RosterRows
 from conductor.policies.routed_prefixes import RoutedPrefixes
 
 _MODES = ("event", "approximate")
@@ -61,7 +60,6 @@ class Smg:
         self._max_tree_size = whole_number("max_tree_size", max_tree_size, least=1)
         self.remembers_prompts = mode == "approximate"  # so that recordings have them
         self._trees: dict[tuple[str, str, int], RoutedPrefixes] = {}
-        self._rows = RosterRows()
 
     def choose(self, candidates: Candidates) -> Choice | None:
         c = candidates
@@ -86,11 +84,10 @@ class Smg:
         if not self._imbalanced(c, requests, allowed):
             blocks, row = tree.match(hashes)
             if blocks * block_size > self._cache_threshold * c.prompt_tokens:
-                chosen = self._rows.position(c.ranks, row)
+                chosen = next(iter(np.flatnonzero(c.rows == row).tolist()), None)
         if chosen is None or not allowed[chosen]:
             chosen = least_of(c, requests)(allowed)
-        row = int(self._rows.of(c.ranks)[chosen])
-        tree.insert(hashes, row, self._max_tree_size // block_size)
+        tree.insert(hashes, int(c.rows[chosen]), self._max_tree_size // block_size)
         return chosen
 
     def _imbalanced(self, c: Candidates, requests: Ints, allowed: Flags) -> bool:

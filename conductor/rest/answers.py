@@ -63,7 +63,7 @@ class Observation(Answer):
 
 
 class Candidate(Answer):
-    """One rank, with every term of its estimate."""
+    """One rank, with every term of its estimate at the moment of the decision."""
 
     instance: str
     rank: int
@@ -71,6 +71,7 @@ class Candidate(Answer):
     chosen_for: list[str]
     ruled_out: list[str]
     fits: bool
+    kv_capacity_tokens: int
     overlap_tokens: int
     cached_tokens: dict[str, int]
     plan_tokens: int
@@ -83,12 +84,6 @@ class Candidate(Answer):
     hand_off_ms: float | None
     wait_for_memory_ms: float
     tbt_ms: float
-    pending_prefills: int
-    pending_tokens: int
-    active_decodes: int
-    context_tokens: int
-    kv_capacity_tokens: int
-    kv_usage: float
 
 
 class Alternative(Answer):

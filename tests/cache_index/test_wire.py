@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from wire_twins import HOLDER, Stream, as_array, batch, check_same, removed, stored
+from wire_twins import (
+    HOLDER,
+    KNOWN,
+    Stream,
+    as_array,
+    batch,
+    check_same,
+    removed,
+    stored,
+)
 
 from cache_index import (
     CacheIndex,
@@ -23,11 +28,9 @@ from cache_index import (
     KernelError,
     Namespace,
     StreamIngest,
-    Tier,
     UnknownHolderError,
     decode_batch,
     ingest,
-    kernels,
     self_check,
     sequence_hashes,
     slots,
@@ -36,16 +39,8 @@ from cache_index import (
     wire_kernels,
 )
 
+pytestmark = pytest.mark.usefixtures("swept_between_groups")
 FIXTURES = Path(__file__).parents[2].parent / "shared" / "fixtures"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def reclaimed_between_groups_only() -> Iterator[None]:
-    """What was cleared is forgotten piece by piece in passing; when exactly is nobody's business."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "SWEEP_PER_BLOCK", 0)
-        patch.setattr(slots, "SWEEP_PER_CALL", 0)
-        yield
 
 
 @pytest.fixture
@@ -112,8 +107,6 @@ def test_salted_prompts_of_sglang_are_told_apart() -> None:
 
 
 # --- single forms ------------------------------------------------------------------------------------
-
-KNOWN = batch(stored([900], [9, 9, 9, 9]))  # makes the namespace known to the compiled reader
 
 
 @pytest.mark.parametrize(
@@ -380,172 +373,3 @@ def test_a_wrong_kernel_is_a_clear_error(name: str, monkeypatch: pytest.MonkeyPa
 def test_many_namespaces() -> None:
     payloads = [batch(stored([number], range(number)), removed(number)) for number in range(1, 40)]
     check_same(payloads * 2, group=7)
-
-
-# --- properties --------------------------------------------------------------------------------------
-
-HASHES = [1, 2, 3, 2**63 + 7, 2**64 - 1, -1, -(2**62), b"d" * 32, b"e" * 16, bytes(range(8)), 200, 70_000]
-MEDIA = ["GPU", "gpu", "cpu", "CPU_PINNED", "CPU_TIER1", "DISK", "EXTERNAL", None, None, None]
-SALTS = ["", "a", "tenant", "longer than eight"]
-GROUPS = [None, None, 0, 0, 1, 2]
-KINDS = [None, "full_attention", "full_attention", "mla_attention", "sliding_window", "mamba", "unheard_of"]
-
-hashes = st.sampled_from(HASHES)
-tokens = st.sampled_from([0, 5, 127, 128, 255, 256, 65_535, 65_536, 150_000, 2**32 - 1])
-junk = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=4)
-    | st.binary(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=6,
-)
-keys = st.none() | st.lists(st.sampled_from(["sql", "salt", "tenant", "größe", 5, ["image", 1]]), max_size=2)
-
-
-@st.composite
-def stored_events(draw: st.DrawFn) -> dict[str, Any]:
-    names = draw(st.lists(hashes, min_size=1, max_size=4))
-    block_size = draw(st.sampled_from([1, 2, 2, 2, 16, 61]))
-    pattern = draw(st.lists(tokens, min_size=1, max_size=4))
-    count = len(names) * block_size
-    event: dict[str, Any] = {
-        "type": "BlockStored",
-        "block_hashes": names,
-        "parent_block_hash": draw(st.none() | hashes),
-        "token_ids": (pattern * count)[:count],
-        "block_size": block_size,
-        "medium": draw(st.sampled_from(MEDIA)),
-    }
-    if draw(st.booleans()):
-        event["lora_name"] = draw(st.sampled_from([None, None, "sql", "other", "größe"]))
-        event["lora_id"] = draw(st.sampled_from([None, None, 1]))
-        event["extra_keys"] = draw(st.none() | st.lists(keys, min_size=len(names), max_size=len(names)))
-    if draw(st.booleans()):
-        event["cache_salt"] = draw(st.sampled_from(SALTS))
-    if draw(st.booleans()):
-        event["group_idx"] = draw(st.sampled_from(GROUPS))
-        event["kv_cache_spec_kind"] = draw(st.sampled_from(KINDS))
-    return event
-
-
-removed_events = st.builds(
-    lambda names, medium, group: {
-        "type": "BlockRemoved",
-        "block_hashes": names,
-        "medium": medium,
-        "group_idx": group,
-    },
-    st.lists(hashes, max_size=4),
-    st.sampled_from(MEDIA),
-    st.sampled_from(GROUPS),
-)
-cleared_events = st.builds(
-    lambda medium: {"type": "AllBlocksCleared", "medium": medium}, st.sampled_from(MEDIA)
-)
-
-
-@st.composite
-def events(draw: st.DrawFn) -> Any:
-    event = draw(st.one_of(stored_events(), stored_events(), removed_events, removed_events, cleared_events))
-    if draw(st.integers(0, 3)) == 0:
-        return as_array(event)
-    disturbance = draw(st.integers(0, 9))
-    if disturbance == 0:
-        event["field_of_the_future"] = draw(junk)
-    elif disturbance == 1:
-        event[draw(st.sampled_from(list(event)))] = draw(junk)
-    elif disturbance == 2:
-        event.pop(draw(st.sampled_from(list(event))))
-    elif disturbance == 3:
-        event = dict(draw(st.permutations(list(event.items()))))
-    elif disturbance == 4:
-        return draw(st.sampled_from([{"type": "BlockPinned", "block_hashes": [1]}, ["BlockMoved", 1]]))
-    return event
-
-
-payload_lists = st.lists(
-    st.builds(lambda inner: batch(*inner), st.lists(events(), max_size=5)), min_size=1, max_size=8
-)
-relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-
-
-@relaxed
-@given(payload_lists, st.integers(1, 4), st.sampled_from([None, None, 2]))
-def test_any_events_give_the_same(payloads: list[bytes], group: int, block_size: int | None) -> None:
-    check_same(payloads, group, block_size)
-
-
-def damaged(payload: bytes, chance: random.Random) -> bytes:
-    """A few bytes changed, removed, doubled, or the end cut off."""
-    data = bytearray(payload)
-    for _ in range(chance.randint(1, 3)):
-        if not data:
-            break
-        at = chance.randrange(len(data))
-        kind = chance.randrange(5)
-        if kind == 0:
-            data[at] = chance.randrange(256)
-        elif kind == 1:
-            data[at] ^= 1 << chance.randrange(8)
-        elif kind == 2:
-            del data[at : at + chance.randint(1, 8)]
-        elif kind == 3:
-            data[at:at] = data[at : at + chance.randint(1, 8)]
-        else:
-            del data[at:]
-    return bytes(data)
-
-
-@relaxed
-@given(payload_lists, st.integers(0, 2**32), st.integers(1, 4))
-def test_damaged_payloads_give_the_same(payloads: list[bytes], seed: int, group: int) -> None:
-    """No exception, nothing read behind an end, and the index is that of the events that counted."""
-    chance = random.Random(seed)
-    mixed = [
-        each for payload in payloads for each in (damaged(payload, chance), payload, damaged(payload, chance))
-    ]
-    check_same(mixed, group)
-
-
-@relaxed
-@given(st.lists(st.binary(max_size=60), max_size=4))
-def test_noise_gives_the_same(payloads: list[bytes]) -> None:
-    check_same([KNOWN, *payloads, *(b"\x92\x01" + payload for payload in payloads)], group=3)
-
-
-# --- copies ------------------------------------------------------------------------------------------
-
-
-def test_hits_reported_again_and_again_stay_bounded() -> None:
-    """vLLM's report mode "full": every hit is a BlockStored, and no removal ever matches it."""
-    prompt = batch(stored(range(1, 9), range(32), medium="GPU"))
-    stream = check_same([KNOWN, *[prompt] * 300], group=50)
-    assert stream.index._arrays.used(kernels.COPIES) == 8
-    assert stream.index.stats().residencies == 9
-    nbytes = stream.index.stats().bytes
-    stream.apply([prompt] * 300)
-    assert stream.index.stats().bytes == nbytes
-    # the engine really drops the blocks: at most so many removals later they are gone for good
-    stream.apply([batch(removed(*range(1, 9)))] * (kernels.MAX_EXTRA_COPIES + 1))
-    assert stream.index.stats().residencies == 1
-    assert stream.index._arrays.used(kernels.COPIES) == 0
-
-
-def test_a_clear_ends_copies_too() -> None:
-    prompt = batch(stored([1, 2], range(8)))
-    stream = check_same([KNOWN, prompt, prompt, batch({"type": "AllBlocksCleared"}), prompt])
-    stream.apply([batch(removed(1, 2))])
-    assert stream.index.residencies(HOLDER) == set()
-
-
-def test_removals_and_stores_of_one_step_keep_their_order() -> None:
-    """The slot that a removal frees is used by the store behind it; copies are counted on the way."""
-    step = batch(removed(1), removed(2), stored([1, 2], range(8)), removed(2), stored([2], range(4, 8), 1))
-    stream = check_same([KNOWN, batch(stored([1, 2], range(8))), step, step])
-    assert len(stream.index.residencies(HOLDER)) == 3
-    assert {tier for _, tier in stream.index.residencies(HOLDER)} == {Tier.DEVICE}
-    stream.apply([batch(removed(1), removed(2), removed(900))])
-    assert stream.index.residencies(HOLDER) == set()

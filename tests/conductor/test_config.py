@@ -67,6 +67,12 @@ def test_flags_win_over_environment_over_file_over_defaults(
             "instances: [{id: a, url: 'http://x', ranks: 2, kv_events: [{endpoint: 'tcp://x:1'}]}]",
             "give one a rank",
         ),
+        ("instances: [{id: a, url: 'http://x'}]\nshared_pools: [{id: a}]", "the id 'a' is taken"),
+        ("shared_pools: [{id: a, members: []}]", "'shared_pools.0.members'"),
+        (
+            "shared_pools: [{id: a, mooncake: {endpoint: 'tcp://x:1', modle: m}}]",
+            "'shared_pools.0.mooncake.modle'; did you mean 'model'",
+        ),
         ("server: {port: 70000}", "'server.port'"),
         ("emulation: {cluster: 2p}", "'2p' is no cluster shape"),
         ("- a", "must hold a mapping"),

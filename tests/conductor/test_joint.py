@@ -1,16 +1,18 @@
 """Requests assigned together: a worked example, and never worse than one by one."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from candidate_factory import make_candidates
-from cluster_factory import make_scheduler, request
+from cluster_factory import BLOCK, make_scheduler, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache_index import sequence_hashes
 from conductor.joint import MAX_TOGETHER, assign
-from conductor.placement import Placement, UnknownModelError
+from conductor.placement import BEGINNING_TOKENS, Placement, PlacementRequest, UnknownModelError
 
 
 def test_the_first_gives_way_to_one_that_has_nowhere_else_to_go() -> None:
@@ -80,12 +82,37 @@ def test_the_scheduler_places_all_and_keeps_their_order() -> None:
     scheduler.check_invariants()
 
 
-def test_those_who_begin_alike_land_together() -> None:
+def _by_hashes(prompt: PlacementRequest, block_size: int) -> PlacementRequest:
+    hashes = sequence_hashes(prompt.tokens, block_size)
+    return replace(prompt, tokens=prompt.tokens[:0], hashes=hashes, hashes_block_size=block_size)
+
+
+@pytest.mark.parametrize("by_hashes", [False, True])
+def test_those_who_begin_alike_land_together(by_hashes: bool) -> None:
     scheduler = make_scheduler("mmmm")
-    placements = scheduler.place_together([request(8192, seed=1) for _ in range(4)], 0.0)
+    prompt = _by_hashes(request(8192), BLOCK) if by_hashes else request(8192)
+    placements = scheduler.place_together([replace(prompt) for _ in range(4)], 0.0)
     assert len({p.prefill.instance_id for p in placements if isinstance(p, Placement)}) <= 2, (
         "what the first computes, the others find"
     )
+
+
+def test_prompts_known_by_hashes_begin_alike_when_their_first_blocks_are_equal() -> None:
+    for block_size in (16, 512, 4096):
+        first, second = (_by_hashes(request(8192, seed=seed), block_size) for seed in (1, 2))
+        assert first.hashes is not None and second.hashes is not None
+        assert first.beginning() != second.beginning()
+        leading = max(BEGINNING_TOKENS // block_size, 1)
+        hashes = np.concatenate([first.hashes[:leading], second.hashes[leading:]])
+        assert replace(second, hashes=hashes).beginning() == first.beginning()
+
+
+def test_an_unknown_prompt_begins_like_no_other() -> None:
+    unknown = replace(request(64), tokens=np.empty(0, np.uint32))
+    assert unknown.beginning() is None
+    scheduler = make_scheduler("mm")
+    placements = scheduler.place_together([unknown, unknown], 0.0)
+    assert {p.prefill.instance_id for p in placements if isinstance(p, Placement)} == {"m0", "m1"}
 
 
 def test_an_unknown_model_does_not_spoil_the_others() -> None:

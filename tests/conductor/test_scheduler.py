@@ -153,27 +153,6 @@ def test_calibration_learns_from_observed_prefills() -> None:
     assert scheduler.calibrations[LLAMA_8B_H100.name].prefill.factor == pytest.approx(2.0, rel=0.02)
 
 
-def test_an_explanation_has_every_candidate_and_the_course_of_the_request() -> None:
-    scheduler = make_scheduler()
-    wanted = request(2048)
-    hold(scheduler, "p0", wanted.tokens[:1024])
-    placement = scheduler.place(wanted, 10.0)
-    scheduler.prefill_finished(placement.placement_id, 10.05)
-    scheduler.first_token(placement.placement_id, 10.06)
-    scheduler.finished(placement.placement_id, 11.0, Usage(2048, 100, 1024))
-    record = scheduler.records.get(placement.placement_id)
-    assert record is not None
-    explained = explain(record, 12.0)
-    assert [c["instance"] for c in explained["candidates"]] == ["p0", "p1", "d2", "d3"]
-    assert [c["overlap_tokens"] for c in explained["candidates"]] == [1024, 0, 0, 0]
-    assert explained["observed"]["prefill_ms"] == pytest.approx(50)
-    assert explained["observed"]["ttft_ms"] == pytest.approx(60)
-    assert explained["observed"]["duration_ms"] == pytest.approx(1000)
-    assert explained["observed"]["cached_tokens"] == 1024
-    assert explained["outcome"] == "finished"
-    assert "p0 holds 1024 of 2048 prompt tokens" in explained["why"]
-
-
 def test_records_are_bounded() -> None:
     cluster_scheduler = make_scheduler("m")
     cluster_scheduler.records._capacity = 3

@@ -51,6 +51,15 @@ def test_a_rank_without_any_prefix_fetches() -> None:
     assert make_policy("mooncake_local").choose(c) == Choice(2, 2, NO_PEER), "1.0 s against 0.8 s"
 
 
+def test_a_rank_that_cannot_fetch_computes_behind_its_own_prefix() -> None:
+    """Rank 1 would take 0.77 s with the fetch and 0.5 + 0.8 s without, rank 2 stays with 0.8 s."""
+    arrays = {"overlap_tokens": [800, 200, 500], "queue_s": [1.0, 0.5, 0.3]}
+    c = _candidates("mmm", **arrays, can_fetch=[True, False, True])
+    assert make_policy("mooncake").choose(c) == Choice(2, 2, NO_PEER)
+    c = _candidates("mmm", **arrays, can_fetch=[False, True, False])
+    assert make_policy("mooncake").choose(c) == Choice(1, 1, peer=0), "the giver need not be able to"
+
+
 def test_nothing_is_fetched_when_nobody_holds_anything() -> None:
     c = _candidates("mm", [0, 0], [0.1, 0.0])
     assert make_policy("mooncake").choose(c) == Choice(1, 1, NO_PEER)

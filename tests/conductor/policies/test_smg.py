@@ -98,8 +98,7 @@ def test_a_rank_that_is_gone_is_not_chosen_for_what_it_had() -> None:
 def test_positions_among_the_candidates_may_change() -> None:
     policy, prompt = make_policy("smg", {"mode": "approximate"}), _prompt(0, 160, seed=1)
     policy.choose(_asking(prompt, "mmm", active_decodes=[1, 1, 0]))
-    fewer = _asking(prompt, "mm", active_decodes=[0, 5])
-    fewer.ranks[1].row = 2
+    fewer = _asking(prompt, "mm", active_decodes=[0, 5], rows=[0, 2])
     assert policy.choose(fewer) == Choice(1, 1)
 
 

@@ -1,0 +1,69 @@
+"""What a client is told whose request no instance answered, in OpenAI's error shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from conductor.placement import (
+    FailureKind,
+    InstanceFailure,
+    ModelCard,
+    PlacementError,
+    RejectedError,
+    UnknownModelError,
+)
+from router.errors import RequestError
+
+_LISTED_MODELS = 20
+
+
+def not_placed(
+    error: PlacementError,
+    model: str,
+    served: Callable[[], Sequence[ModelCard]],
+    tried: Sequence[InstanceFailure],
+) -> RequestError:
+    """There is no placement; ``tried`` are the attempts before it. An unknown model is told what is ``served``."""
+    if isinstance(error, UnknownModelError):
+        names = sorted(card.model for card in served())
+        listed = ", ".join(names[:_LISTED_MODELS]) or "none"
+        if len(names) > _LISTED_MODELS:
+            listed += f", and {len(names) - _LISTED_MODELS} more"
+        message = f"The model {model!r} is not served here. Served models: {listed}."
+        return RequestError(404, message, param="model", code="model_not_found")
+    if isinstance(error, RejectedError):
+        return RequestError(
+            429,
+            f"The request was not admitted: {error}",
+            kind="rate_limit_error",
+            code=f"overloaded_{error.stage}",
+            retry_after_s=max(math.ceil(error.retry_after_s), 1),
+        )
+    message = f"No instance can take the request now: {error}"
+    if tried:
+        message = f"{message}. {_what_was_tried(tried)}"
+    return RequestError(
+        503, message, kind="service_unavailable", code="no_instance_available", retry_after_s=1
+    )
+
+
+def given_up(tried: Sequence[InstanceFailure]) -> RequestError:
+    """No attempts are left; the last one decides what kind of error it is."""
+    if tried[-1].kind is FailureKind.TIMEOUT:
+        status, kind, code = 504, "timeout_error", "engine_timeout"
+    else:
+        status, kind, code = 502, "upstream_error", "engine_failed"
+    message = f"The request failed on every instance it was sent to. {_what_was_tried(tried)}"
+    return RequestError(status, message, kind=kind, code=code)
+
+
+def misconfigured(instance_id: str, reason: str) -> RequestError:
+    """A retry would meet the same configuration."""
+    message = f"Instance {instance_id!r} is misconfigured: {reason}."
+    return RequestError(500, message, kind="server_error", code="configuration_error")
+
+
+def _what_was_tried(tried: Sequence[InstanceFailure]) -> str:
+    attempts = "; ".join(f"{failure.instance_id}: {failure.detail}" for failure in tried)
+    return f"Tried {len(tried)}: {attempts}"
