@@ -80,7 +80,7 @@ def subroutine(function: Callable[..., Any]) -> Any:
     template = dispatcher.get_call_template
 
     def without_constants(arguments: Any, keywords: Any) -> Any:
-        return template(tuple(unliteral(argument) for argument in arguments), keywords)
+        return template(tuple(unliteral(each) for each in arguments), keywords)  # type: ignore[no-untyped-call]
 
     dispatcher.get_call_template = without_constants
     return dispatcher

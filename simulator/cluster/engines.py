@@ -49,8 +49,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Of each engine: requests in the batch or on their way into it, those that wait, and the fraction of the device
-    that requests have taken (what is merely cached does not count).
+    """Of each engine: requests in the batch or on their way into it, those that wait, and the fraction of the
+    device that requests have taken (what is merely cached does not count).
     """
 
     running: NDArray[np.int32]

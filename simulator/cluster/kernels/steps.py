@@ -270,7 +270,8 @@ def next_run(state, engine, now_s):
     elif decodes > 0:
         speeds[G_RUN_FIRST_S] = speeds[G_DECODE_BASE] + decode_s
         speeds[G_RUN_GROWTH_S] = speeds[G_PER_CONTEXT] * decodes
-        if row[E_SILENT] == 0 and a.counters(state)[C_SINGLE_STEPS] == 0:
+        # After a preemption, what waits may find room in the next step.
+        if row[E_SILENT] == 0 and not preempted and a.counters(state)[C_SINGLE_STEPS] == 0:
             cached = a.stores(state)[row[E_DEVICE], S_IDLE] * a.counters(state)[C_BLOCK_TOKENS]
             free = row[E_KV_TOKENS] - used_tokens(state, engine) - cached
             steps = max(min(a.decode_end(state)[engine, 0] - row[E_STEPS], free // decodes), 1)
