@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conductor.catalogue.models import kv_bytes_per_token, weights_bytes
-from conductor.catalogue.roofline import Deployment, chunked_prefill_s, decode_step_s
+from conductor.catalogue.roofline import Deployment, chunked_prefill_s, step_work
 from conductor.catalogue.tiers import CONNECTOR_S, loading_speeds
 from conductor.costs import Floats, InstanceClass, Speed
 
@@ -62,12 +62,16 @@ def derive_instance_class(
             for p in (int(n * share) for share in _CACHED_SHARES)
         ]
     )
+    batches, contexts = (grid.ravel() for grid in np.meshgrid(_BATCHES, _CONTEXTS))
+    fits = (batches * contexts <= capacity) | (batches == 1)
+    batches, contexts = batches[fits], (batches * contexts)[fits]
+    steps_s = step_work(deployment, sequences=batches, context_tokens=contexts).seconds(deployment.engine)
     decode_base, per_sequence, per_context_token = _fit(
         [
-            ((1.0, batch, batch * context), decode_step_s(deployment, batch, batch * context))
-            for batch in _BATCHES
-            for context in _CONTEXTS
-            if batch * context <= capacity or batch == 1
+            ((1.0, batch, context), seconds)
+            for batch, context, seconds in zip(
+                batches.tolist(), contexts.tolist(), steps_s.tolist(), strict=True
+            )
         ]
     )
     return InstanceClass(

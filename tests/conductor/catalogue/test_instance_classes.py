@@ -7,6 +7,7 @@ from conductor.catalogue import (
     DEPLOYMENTS,
     GPUS,
     INSTANCE_CLASSES,
+    KERNELS,
     LLAMA_8B_H100,
     LLAMA_70B_8XA800,
     MODELS,
@@ -56,7 +57,9 @@ def test_fit_to_the_roofline(name: str) -> None:
 
 
 def test_derived_class_of_a_measured_pair_is_close_to_it() -> None:
-    derived = derive_instance_class("derived", Deployment(MODELS["llama-3.1-8b"], GPUS["h100-80gb"]))
+    """What was measured there are kernels, without an engine around them."""
+    deployment = Deployment(MODELS["llama-3.1-8b"], GPUS["h100-80gb"], engine=KERNELS)
+    derived = derive_instance_class("derived", deployment)
     for tokens in PROMPTS:
         uncached = np.array([0])
         measured_s = LLAMA_8B_H100.prefill_s(tokens, uncached) - LLAMA_8B_H100.prefill_base_s

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from conductor.catalogue import (
     DEPLOYMENTS,
     GPUS,
+    KERNELS,
     MODELS,
     Deployment,
     WeightPrecision,
@@ -37,7 +38,7 @@ class Reference:
 def _reference(
     model: str, gpu: str, gpus: int, prefill_kilo: tuple[float, ...], decode_ms: tuple[float, ...]
 ) -> Reference:
-    deployment = Deployment(MODELS[model], GPUS[gpu], gpus)
+    deployment = Deployment(MODELS[model], GPUS[gpu], gpus, engine=KERNELS)
     return Reference(deployment, tuple(1e3 * speed for speed in prefill_kilo), decode_ms)
 
 
