@@ -10,6 +10,7 @@ from conductor.catalogue.gpus import GPUS, GpuSpec
 from conductor.catalogue.instance_classes import DEPLOYMENTS, INSTANCE_CLASSES, InstanceClasses
 from conductor.catalogue.links import LINKS, LinkSpec, links_within
 from conductor.catalogue.measured_classes import LLAMA_8B_H100, LLAMA_70B_8XA800
+from conductor.catalogue.measured_times import PrefillTime, StepTime, with_measured_times
 from conductor.catalogue.models import (
     MODELS,
     ModelSpec,
@@ -54,6 +55,8 @@ __all__ = [
     "KvPrecision",
     "LinkSpec",
     "ModelSpec",
+    "PrefillTime",
+    "StepTime",
     "StepWork",
     "TierSpec",
     "Times",
@@ -73,5 +76,6 @@ __all__ = [
     "step_work",
     "total_parameters",
     "weights_bytes",
+    "with_measured_times",
     "write_instance_class",
 ]

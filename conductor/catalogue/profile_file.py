@@ -1,7 +1,9 @@
 """Instance classes from profile files: what was measured of one's own engines, in YAML or JSON.
 
 A profile gives the fields of `InstanceClass` by their names. With ``extends`` it starts from a class of the
-catalogue and gives only what differs; nested fields (``nic``, one of the ``tiers``) are merged too.
+catalogue, with ``derive`` from what the roofline says of a model, GPUs and an engine, and gives only what differs;
+nested fields (``nic``, one of the ``tiers``) are merged too. Times under ``measured`` replace the constants of
+prefill and of decode by those that fit them.
 """
 
 from __future__ import annotations
@@ -14,10 +16,25 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cache_index import Tier
+from conductor.catalogue.attention import KvPrecision
+from conductor.catalogue.derivation import derive_instance_class
+from conductor.catalogue.engines import ENGINES, VLLM
+from conductor.catalogue.gpus import GPUS
 from conductor.catalogue.instance_classes import INSTANCE_CLASSES
+from conductor.catalogue.measured_times import PrefillTime, StepTime, with_measured_times
+from conductor.catalogue.models import MODELS, WeightPrecision
+from conductor.catalogue.roofline import Deployment
 from conductor.costs import InstanceClass, Speed
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -25,11 +42,79 @@ _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(gt=0)]
 _TierName = Literal["host", "disk", "pod", "remote"]
 
+
 _REMEDY: Final = "give it, or name a class of the catalogue to start from, as in extends: llama-3.1-8b-h100"
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Derive(_Section):
+    """A `Deployment` by the catalogue's names."""
+
+    model: str
+    gpu: str
+    tensor_parallel: _Count = 1
+    weights: WeightPrecision = WeightPrecision.BF16
+    kv: KvPrecision = KvPrecision.BF16
+    engine: str = VLLM.name
+
+    @field_validator("model", "gpu", "engine")
+    @classmethod
+    def _catalogued(cls, name: str, field: ValidationInfo) -> str:
+        known = {"model": tuple(MODELS), "gpu": tuple(GPUS), "engine": tuple(ENGINES)}[str(field.field_name)]
+        if name not in known:
+            raise ValueError(f"unknown {field.field_name}; known: {', '.join(known)}")
+        return name
+
+
+class _Prefill(_Section):
+    prompt_tokens: _Count
+    cached_tokens: Annotated[int, Field(ge=0)] = 0
+    seconds: _Positive
+
+    @model_validator(mode="after")
+    def _cached_part(self) -> _Prefill:
+        if self.cached_tokens >= self.prompt_tokens:
+            raise ValueError("cached_tokens must be fewer than prompt_tokens")
+        return self
+
+
+class _Step(_Section):
+    sequences: _Count
+    context_tokens: _Count
+    seconds: _Positive
+
+
+class _Measured(_Section):
+    """Times to fit constants to; three or more of a kind."""
+
+    prefill: Annotated[list[_Prefill], Field(min_length=3)] | None = None
+    decode: Annotated[list[_Step], Field(min_length=3)] | None = None
+
+
+class _Start(_Section):
+    """What a profile starts from, and what is fitted; at most one of ``extends`` and ``derive``."""
+
+    extends: str | None = None
+    derive: _Derive | None = None
+    measured: _Measured = _Measured()
+
+    @field_validator("extends")
+    @classmethod
+    def _known_class(cls, name: str) -> str:
+        if name not in INSTANCE_CLASSES:
+            close = difflib.get_close_matches(name, INSTANCE_CLASSES, n=1)
+            known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(INSTANCE_CLASSES)}"
+            raise ValueError(f"unknown instance class; {known}")
+        return name
+
+    @model_validator(mode="after")
+    def _one_start(self) -> _Start:
+        if self.extends is not None and self.derive is not None:
+            raise ValueError("'extends' and 'derive' both say what to start from; give one of them")
+        return self
 
 
 class _Speed(_Section):
@@ -62,20 +147,45 @@ def read_instance_class(path: Path) -> InstanceClass:
     Raises ValueError naming the file, the field and the remedy.
     """
     given = _read_mapping(path)
-    started_from: dict[str, Any] = {}
-    if "extends" in given:
-        started_from = _content(_catalogued(path, given.pop("extends")))
-        del started_from["name"]  # what is learned online is kept by name: another class needs another
     try:
-        profile = _Profile.model_validate(_merged(started_from, given))
+        start = _Start.model_validate({key: given.pop(key) for key in _Start.model_fields if key in given})
+        profile = _Profile.model_validate(_merged(_started_from(path, start), given))
     except ValidationError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in _explain(error))) from None
     constants = profile.model_dump(exclude={"nic", "tiers"})
-    return InstanceClass(
+    read = InstanceClass(
         **constants,
         nic=_speed(profile.nic),
         tiers={tier: _speed(profile.tiers[name]) for tier, name in _TIERS.items() if name in profile.tiers},
     )
+    return with_measured_times(
+        read,
+        [PrefillTime(**time.model_dump()) for time in start.measured.prefill or ()],
+        [StepTime(**time.model_dump()) for time in start.measured.decode or ()],
+    )
+
+
+def _started_from(path: Path, start: _Start) -> dict[str, Any]:
+    if start.extends is not None:
+        content = _content(INSTANCE_CLASSES[start.extends])
+    elif start.derive is not None:
+        given = start.derive
+        deployment = Deployment(
+            MODELS[given.model],
+            GPUS[given.gpu],
+            given.tensor_parallel,
+            given.weights,
+            given.kv,
+            ENGINES[given.engine],
+        )
+        try:
+            content = _content(derive_instance_class("derived", deployment))
+        except ValueError as error:  # the weights do not fit
+            raise ValueError(f"{path}: 'derive': {error}") from None
+    else:
+        return {}
+    del content["name"]  # what is learned online is kept by name: another class needs another
+    return content
 
 
 def write_instance_class(path: Path, instance_class: InstanceClass) -> None:
@@ -135,26 +245,37 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _catalogued(path: Path, name: object) -> InstanceClass:
-    if not isinstance(name, str) or name not in INSTANCE_CLASSES:
-        close = difflib.get_close_matches(str(name), INSTANCE_CLASSES, n=1)
-        known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(INSTANCE_CLASSES)}"
-        raise ValueError(f"{path}: 'extends': unknown instance class {name!r}; {known}")
-    return INSTANCE_CLASSES[name]
-
-
 def _explain(error: ValidationError) -> list[str]:
     lines = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"] if part != "[key]")
         match problem["type"]:
             case "extra_forbidden":
-                known = list((_Profile if len(problem["loc"]) == 1 else _Speed).model_fields)
+                known = _known_fields(problem["loc"])
                 close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"known fields here: {', '.join(known)}"
                 lines.append(f"unknown field {field!r}; {hint}")
             case "missing":
-                lines.append(f"{field!r} is required: {'name the class' if field == 'name' else _REMEDY}")
+                remedy = {"name": ": name the class"}.get(field, f": {_REMEDY}" if "." not in field else "")
+                lines.append(f"{field!r} is required{remedy}")
+            case "value_error":
+                said = problem["msg"].removeprefix("Value error, ")
+                lines.append(f"{field!r}: {said}" if field else said)
             case _:
                 lines.append(f"{field!r}: {problem['msg']}, not {problem['input']!r}")
     return lines
+
+
+def _known_fields(location: tuple[int | str, ...]) -> list[str]:
+    """Of the section in which the last part of ``location`` stands."""
+    if len(location) == 1:
+        return [*_Start.model_fields, *_Profile.model_fields]
+    sections: dict[str, type[_Section]] = {
+        "derive": _Derive,
+        "prefill": _Prefill,
+        "decode": _Step,
+        "measured": _Measured,
+    }
+    return list(
+        next((sections[str(p)] for p in reversed(location[:-1]) if p in sections), _Speed).model_fields
+    )

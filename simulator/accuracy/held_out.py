@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from conductor.catalogue import decode_step_s
+from conductor.catalogue import KERNELS, decode_step_s
+from conductor.catalogue.gpus import Efficiency
 from conductor.costs import Floats
-from simulator.accuracy.fitting import Fitted, deployment_of, fit, make_sample, split_half, unfitted
-from simulator.accuracy.silicon import Run
+from simulator.accuracy.fitting import (
+    Fitted,
+    deployment_of,
+    engine_of,
+    fit,
+    make_sample,
+    split_half,
+    unfitted,
+)
+from simulator.accuracy.silicon import Client, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,27 @@ def split_decode_errors(runs: Iterable[Run], fitted: dict[str, Fitted]) -> list[
             context = int(run.users * (run.prompt_tokens + run.output_tokens / 2))
             errors.append((run, decode_step_s(deployment, run.users, context) / run.tpot_s - 1))
     return errors
+
+
+def faster_than_peak(runs: Iterable[Run]) -> list[Run]:
+    """Aggregated runs whose mean request was over sooner than the datasheet's peaks allow.
+
+    All their prompts cannot have been computed while so many users were there: from these runs nothing is learned.
+    """
+    perfect = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, source="the datasheet's peaks")
+    idle = replace(
+        KERNELS, gemm_compute=1.0, gemm_memory=1.0, layer_s=0.0, step_s=0.0, all_reduce_s=0.0, source="peaks"
+    )
+    found = []
+    for group in _by_framework(runs).values():
+        peaks = [replace(run, gpu=replace(run.gpu, efficiency=perfect)) for run in group]
+        engine = replace(idle, mixes=engine_of(group[0].framework).mixes)
+        for prediction in predict(peaks, Fitted(engine, dict.fromkeys(Client, 0.0))):
+            run = prediction.run
+            others = run.output_tokens - 1
+            if run.ttft_s + others * run.tpot_s < prediction.ttft_s + others * prediction.tpot_s:
+                found.append(run)
+    return found
 
 
 _Folds = list[tuple[list[Run], list[Run]]]

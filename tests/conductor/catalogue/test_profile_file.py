@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_index import Tier
-from conductor.catalogue import INSTANCE_CLASSES, LLAMA_8B_H100, read_instance_class, write_instance_class
+from conductor.catalogue import (
+    GPUS,
+    INSTANCE_CLASSES,
+    LLAMA_8B_H100,
+    MODELS,
+    SGLANG,
+    Deployment,
+    KvPrecision,
+    WeightPrecision,
+    derive_instance_class,
+    read_instance_class,
+    write_instance_class,
+)
 from conductor.costs import Speed
 
 
@@ -72,6 +84,15 @@ def test_extending_a_class_gives_only_what_differs(tmp_path: Path) -> None:
     )
 
 
+DERIVED = {"model": "qwen3-32b", "gpu": "h200"}
+STEPS = [
+    {
+        "sequences": batch,
+        "context_tokens": batch * context,
+        "seconds": 0.01 + 1e-5 * batch + 2e-8 * batch * context,
+    }
+    for batch, context in ((1, 1000), (16, 1000), (16, 8000), (64, 2000))
+]
 EXTENDED = {"name": "ours", "extends": "llama-3.1-8b-h100"}
 
 
@@ -90,11 +111,43 @@ EXTENDED = {"name": "ours", "extends": "llama-3.1-8b-h100"}
             "unknown field 'tiers.host.bytes'; did you mean 'bytes_per_s'",
         ),
         ({**EXTENDED, "decode_base": 1.0}, "unknown field 'decode_base'; did you mean 'decode_base_s'"),
-        ({**EXTENDED, "zzz": 1.0}, "unknown field 'zzz'; known fields here: name, prefill_s_per_token"),
+        (
+            {**EXTENDED, "zzz": 1.0},
+            "unknown field 'zzz'; known fields here: extends, derive, measured, name, prefill_s",
+        ),
         ({"extends": "llama-3.1-8b-h100"}, "'name' is required"),
         ({"name": "ours"}, "'layers' is required: give it, or name a class .*extends"),
         ({"name": "ours", "extends": "llama-3.1-8b-h10"}, "'extends': .*did you mean 'llama-3.1-8b-h100'"),
-        ({"name": "ours", "extends": ["a"]}, "'extends': unknown instance class .*known: "),
+        ({"name": "ours", "extends": ["a"]}, "'extends': .*string"),
+        ({"name": "ours", "extends": "zzz"}, "'extends': unknown instance class; known: llama"),
+        ({**EXTENDED, "derive": {"model": "qwen3-32b", "gpu": "h200"}}, "'extends' and 'derive' both"),
+        (
+            {"name": "ours", "derive": {"model": "qwen", "gpu": "h200"}},
+            "'derive.model': unknown model; known: ",
+        ),
+        ({"name": "ours", "derive": {"model": "qwen3-32b"}}, "'derive.gpu' is required"),
+        ({"name": "ours", "derive": {**DERIVED, "weights": "fp7"}}, "'derive.weights': .*'fp8'"),
+        (
+            {"name": "ours", "derive": {**DERIVED, "gpus": 2}},
+            "unknown field 'derive.gpus'; did you mean 'gpu'",
+        ),
+        (
+            {"name": "ours", "derive": {**DERIVED, "gpu": "l40s"}},
+            "'derive': qwen3-32b in bf16 .* does not fit",
+        ),
+        ({**EXTENDED, "measured": {"decode": STEPS[:2]}}, "'measured.decode': .*at least 3"),
+        (
+            {**EXTENDED, "measured": {"decode": [{"sequences": 1}]}},
+            "'measured.decode.0.context_tokens' is required",
+        ),
+        ({**EXTENDED, "measured": {"prefil": []}}, "unknown field 'measured.prefil'; did you mean 'prefill'"),
+        (
+            {
+                **EXTENDED,
+                "measured": {"prefill": 3 * [{"prompt_tokens": 9, "cached_tokens": 9, "seconds": 1}]},
+            },
+            "'measured.prefill.0': cached_tokens must be fewer",
+        ),
         (["name"], "must hold a mapping .*not list"),
         ("", "must hold a mapping .*not NoneType"),
         ("name: [", "is not valid YAML"),
@@ -133,3 +186,37 @@ def test_the_documented_profile(tmp_path: Path) -> None:
     assert ours.name == "ours-8b-h100"
     assert ours.nic == Speed(bytes_per_s=12.5e9, latency_s=LLAMA_8B_H100.nic.latency_s)
     assert ours.layers == LLAMA_8B_H100.layers
+
+
+def test_a_class_derived_from_a_model_a_gpu_and_an_engine(tmp_path: Path) -> None:
+    section = {**DERIVED, "tensor_parallel": 2, "weights": "fp8", "kv": "fp8", "engine": "sglang"}
+    path = _write(tmp_path / "ours.yaml", {"name": "ours", "derive": section, "kv_capacity_tokens": 500_000})
+    deployment = Deployment(
+        MODELS["qwen3-32b"], GPUS["h200"], 2, WeightPrecision.FP8, KvPrecision.FP8, SGLANG
+    )
+    expected = derive_instance_class("ours", deployment)
+    assert read_instance_class(path) == replace(expected, kv_capacity_tokens=500_000)
+
+
+def test_measured_times_replace_constants(tmp_path: Path) -> None:
+    prefills = [
+        {
+            "prompt_tokens": n,
+            "cached_tokens": p,
+            "seconds": 0.02 + 1e-4 * (n - p) + 1e-9 * (n * n - p * p) + 1e-6 * p,
+        }
+        for n, p in ((1000, 0), (8000, 0), (8000, 4000), (32_000, 0), (32_000, 30_000))
+    ]
+    path = _write(tmp_path / "ours.yaml", {**EXTENDED, "measured": {"prefill": prefills, "decode": STEPS}})
+    ours = read_instance_class(path)
+    assert ours.prefill_base_s == pytest.approx(0.02)
+    assert ours.prefill_s_per_token == pytest.approx(1e-4)
+    assert ours.prefill_s_per_token_squared == pytest.approx(1e-9)
+    assert ours.prefill_s_per_cached_token == pytest.approx(1e-6)
+    assert ours.decode_base_s == pytest.approx(0.01)
+    assert ours.decode_s_per_sequence == pytest.approx(1e-5)
+    assert ours.decode_s_per_context_token == pytest.approx(2e-8)
+    assert ours.tiers == LLAMA_8B_H100.tiers
+    decode_only = read_instance_class(_write(path, {**EXTENDED, "measured": {"decode": STEPS}}))
+    assert decode_only.prefill_s_per_token == LLAMA_8B_H100.prefill_s_per_token
+    assert decode_only.decode_base_s == ours.decode_base_s
