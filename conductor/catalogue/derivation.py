@@ -6,7 +6,7 @@ import numpy as np
 
 from conductor.catalogue.measured_times import PrefillTime, StepTime, with_measured_times
 from conductor.catalogue.models import kv_bytes_per_token, weights_bytes
-from conductor.catalogue.roofline import Deployment, chunked_prefill_s, step_work
+from conductor.catalogue.roofline import Deployment, chunked_prefills_s, step_work
 from conductor.catalogue.tiers import CONNECTOR_S, loading_speeds
 from conductor.costs import InstanceClass, Speed
 
@@ -71,11 +71,17 @@ def derive_instance_class(
         nic=Speed(bytes_per_s=gpus * gpu.nic_bytes_per_s * gpu.nic_efficiency, latency_s=CONNECTOR_S),
         tiers=loading_speeds(gpu, gpus),
     )
+    prompts = [
+        (tokens, int(tokens * share))
+        for tokens in _PROMPTS
+        if tokens <= model.max_context_tokens
+        for share in _CACHED_SHARES
+    ]
     prefills = [
-        PrefillTime(n, p, chunked_prefill_s(deployment, n, p, chunk_tokens))
-        for n in _PROMPTS
-        if n <= model.max_context_tokens
-        for p in (int(n * share) for share in _CACHED_SHARES)
+        PrefillTime(tokens, cached, seconds)
+        for (tokens, cached), seconds in zip(
+            prompts, chunked_prefills_s(deployment, prompts, chunk_tokens), strict=True
+        )
     ]
     batches, contexts = (grid.ravel() for grid in np.meshgrid(_BATCHES, _CONTEXTS))
     fits = (batches * contexts <= capacity) | (batches == 1)

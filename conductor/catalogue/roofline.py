@@ -146,10 +146,23 @@ def chunked_prefill_s(
     deployment: Deployment, prompt_tokens: int, cached_tokens: int = 0, chunk_tokens: int = 8192
 ) -> float:
     """Seconds to prefill a prompt of which ``cached_tokens`` are cached, at most ``chunk_tokens`` a pass."""
-    done = np.arange(cached_tokens, prompt_tokens, chunk_tokens, dtype=np.float64)
-    chunks = np.minimum(chunk_tokens, prompt_tokens - done)
-    work = step_work(deployment, prompts=1, prompt_tokens=chunks, cached_tokens=done)
-    return float(work.seconds(deployment.engine).sum())
+    return chunked_prefills_s(deployment, [(prompt_tokens, cached_tokens)], chunk_tokens)[0]
+
+
+def chunked_prefills_s(
+    deployment: Deployment, prompts: Sequence[tuple[int, int]], chunk_tokens: int = 8192
+) -> list[float]:
+    """The same for each of ``prompts``, pairs of tokens and cached tokens, many at the price of one."""
+    done = [np.arange(cached, tokens, chunk_tokens, dtype=np.float64) for tokens, cached in prompts]
+    chunks = [
+        np.minimum(chunk_tokens, tokens - begun) for (tokens, _), begun in zip(prompts, done, strict=True)
+    ]
+    work = step_work(
+        deployment, prompts=1, prompt_tokens=np.concatenate(chunks), cached_tokens=np.concatenate(done)
+    )
+    owner = np.repeat(np.arange(len(prompts)), [len(begun) for begun in done])
+    seconds = np.bincount(owner, work.seconds(deployment.engine), minlength=len(prompts))
+    return [float(s) for s in seconds]
 
 
 def decode_step_s(deployment: Deployment, sequences: int, context_tokens: int) -> float:

@@ -179,13 +179,19 @@ def test_files_that_are_no_profiles(tmp_path: Path) -> None:
         read_instance_class(broken)
 
 
-def test_the_documented_profile(tmp_path: Path) -> None:
+def test_the_documented_profiles(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "catalogue.md").read_text()
-    example = page.split("### Profile files")[1].split("```yaml\n")[1].split("```")[0]
-    ours = read_instance_class(_write(tmp_path / "ours.yaml", example))
+    blocks = page.split("### Profile files")[1].split("\n## ")[0].split("```yaml\n")[1:]
+    examples = [block.split("```")[0] for block in blocks]
+    ours, derived, measured = (
+        read_instance_class(_write(tmp_path / f"{number}.yaml", example))
+        for number, example in enumerate(examples)
+    )
     assert ours.name == "ours-8b-h100"
     assert ours.nic == Speed(bytes_per_s=12.5e9, latency_s=LLAMA_8B_H100.nic.latency_s)
     assert ours.layers == LLAMA_8B_H100.layers
+    assert derived.layers == MODELS["qwen3-32b"].layers
+    assert measured.decode_base_s == pytest.approx(0.0066, rel=0.05)
 
 
 def test_a_class_derived_from_a_model_a_gpu_and_an_engine(tmp_path: Path) -> None:
