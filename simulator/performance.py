@@ -1,9 +1,13 @@
-"""How long an engine's steps take: constants fitted to measured engines."""
+"""How long an engine's steps take: the constants of an instance class, as the emulated engine spends them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
+
+from conductor.catalogue import INSTANCE_CLASSES, LLAMA_8B_H100
+from conductor.costs import InstanceClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class PerformanceModel:
     step_base_s: float  # c0
     step_s_per_sequence: float  # c1
     step_s_per_context_token: float  # c2
-    kv_bytes_per_token: int
+    kv_bytes_per_token: float
     cached_base_s: float = 0.0
     cached_s_per_token: float = 0.0
     speed: float = 1.0
@@ -29,6 +33,24 @@ class PerformanceModel:
     def __post_init__(self) -> None:
         if not self.speed > 0:
             raise ValueError(f"speed must be positive, not {self.speed}")
+
+    @classmethod
+    def of(cls, instance_class: InstanceClass) -> PerformanceModel:
+        """The engine of an instance class.
+
+        A prefill's base is the step it runs in; what it has beyond a step is spent on prefixes from the cache.
+        """
+        return cls(
+            name=instance_class.name,
+            prefill_s_per_token=instance_class.prefill_s_per_token,
+            prefill_s_per_token_squared=instance_class.prefill_s_per_token_squared,
+            step_base_s=instance_class.decode_base_s,
+            step_s_per_sequence=instance_class.decode_s_per_sequence,
+            step_s_per_context_token=instance_class.decode_s_per_context_token,
+            kv_bytes_per_token=instance_class.kv_bytes_per_token,
+            cached_base_s=max(instance_class.prefill_base_s - instance_class.decode_base_s, 0.0),
+            cached_s_per_token=instance_class.prefill_s_per_cached_token,
+        )
 
     def at_speed(self, speed: float) -> PerformanceModel:
         """The same engine, ``speed`` times as fast."""
@@ -53,37 +75,21 @@ class PerformanceModel:
         return (self.step_base_s + decode_s) / self.speed + prefill_s
 
 
-# Llama-3.1-8B, bf16, one H100, from the measured-operator composites of AIConfigurator's vLLM tables.
-# Prefill alone: 46k, 45k, 37k and 21k tokens/s at 1,024, 4,096, 16,384 and 65,536 tokens are met within
-# +0.8, +4.3, +4.4 and +1.6 % by a*n + b*n^2; the engine adds c0 per step, which a measured prefill already
-# contains, so a lone 1k prompt comes out 29 % slow and a 16k prompt 7 % slow. Decode steps of 6.2, 7.5, 10.4,
-# 13.1, 28.6 and 18.1 ms (1x1k, 16x1k, 64x1k, 16x8k, 64x8k, 128x2k): errors -1, -4, +1, -8, +4 and +12 %.
-LLAMA_8B_H100: Final = PerformanceModel(
-    name="llama-3.1-8b-h100",
-    prefill_s_per_token=2.15e-5,
-    prefill_s_per_token_squared=4.1e-10,
-    step_base_s=6.1e-3,
-    step_s_per_sequence=2.5e-5,
-    step_s_per_context_token=4.2e-8,
-    kv_bytes_per_token=131_072,
-)
+class Profiles(Mapping[str, PerformanceModel]):
+    """The engine of every instance class of the catalogue, by the class's name."""
 
-# LLaMA-3-70B on eight A800, as in the Mooncake paper (FAST'25): prefill fitted to Figure 14a within 0.6 %
-# (8k to 128k tokens); the cached-prefix terms were read off Figure 14b by eye; 26.5 ms a token at batch 1.
-# The growth with batch and context is that of Llama-70B on eight A100 in AIConfigurator's tables
-# (least squares over six points, 3 % mean error). c0 adds 2.8 % to an 8k prefill.
-LLAMA_70B_8XA800: Final = PerformanceModel(
-    name="llama3-70b-8xa800",
-    prefill_s_per_token=1.1045e-4,
-    prefill_s_per_token_squared=7.4975e-10,
-    step_base_s=26.5e-3,
-    step_s_per_sequence=5.8e-5,
-    step_s_per_context_token=2.5e-8,
-    kv_bytes_per_token=327_680,
-    cached_base_s=0.075,
-    cached_s_per_token=2.0e-6,
-)
+    def __getitem__(self, name: str) -> PerformanceModel:
+        return PerformanceModel.of(INSTANCE_CLASSES[name])
 
-PROFILES: Final[dict[str, PerformanceModel]] = {
-    profile.name: profile for profile in (LLAMA_8B_H100, LLAMA_70B_8XA800)
-}
+    def __contains__(self, name: object) -> bool:
+        return name in INSTANCE_CLASSES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(INSTANCE_CLASSES)
+
+    def __len__(self) -> int:
+        return len(INSTANCE_CLASSES)
+
+
+PROFILES: Final = Profiles()
+DEFAULT_PROFILE: Final = PerformanceModel.of(LLAMA_8B_H100)

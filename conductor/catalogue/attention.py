@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+
+from conductor.costs import Floats
+
 
 class AttentionKind(Enum):
     MHA = "mha"  # every query head has its own keys and values
@@ -115,12 +119,12 @@ class AttentionLayers:
         entry_bytes, indexer_bytes = self.entry_bytes(precision), self.indexer_entry_bytes(precision)
         return self.count * (entries * (entry_bytes + indexer_bytes) + window * entry_bytes)
 
-    def attended_entries(self, context_tokens: float) -> float:
-        """Entries that one query reads in one of these layers after ``context_tokens`` tokens."""
+    def attended_entries(self, context_tokens: Floats) -> Floats:
+        """Entries that one query reads in one of these layers after ``context_tokens`` tokens (any shape)."""
         entries = context_tokens / self.compression
         if self.indexer:
-            entries = min(entries, self.indexer.top_k)
-        return entries + min(self.window_tokens, context_tokens)
+            entries = np.minimum(entries, self.indexer.top_k)
+        return entries + np.minimum(self.window_tokens, context_tokens)
 
 
 class Attention(Protocol):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from conductor.catalogue.measured_times import PrefillTime, StepTime, with_measured_times
 from conductor.catalogue.models import kv_bytes_per_token, weights_bytes
-from conductor.catalogue.roofline import Deployment, chunked_prefill_s, decode_step_s
+from conductor.catalogue.roofline import Deployment, chunked_prefills_s, step_work
 from conductor.catalogue.tiers import CONNECTOR_S, loading_speeds
-from conductor.costs import Floats, InstanceClass, Speed
+from conductor.costs import InstanceClass, Speed
 
 # What an engine takes of a GPU's memory besides weights and KV cache: activations, graphs, communication buffers.
 RUNTIME_BYTES = 3.5e9
@@ -54,31 +55,15 @@ def derive_instance_class(
     """
     model, gpu, gpus = deployment.model, deployment.gpu, deployment.tensor_parallel
     capacity = kv_capacity_tokens(deployment, memory_utilisation, runtime_bytes)
-    per_token, per_token_squared, prefill_base = _fit(
-        [
-            ((n - p, n * n - p * p, 1.0), chunked_prefill_s(deployment, n, p, chunk_tokens))
-            for n in _PROMPTS
-            if n <= model.max_context_tokens
-            for p in (int(n * share) for share in _CACHED_SHARES)
-        ]
-    )
-    decode_base, per_sequence, per_context_token = _fit(
-        [
-            ((1.0, batch, batch * context), decode_step_s(deployment, batch, batch * context))
-            for batch in _BATCHES
-            for context in _CONTEXTS
-            if batch * context <= capacity or batch == 1
-        ]
-    )
-    return InstanceClass(
+    unfitted = InstanceClass(
         name=name,
-        prefill_s_per_token=per_token,
-        prefill_s_per_token_squared=per_token_squared,
-        prefill_base_s=prefill_base,
-        prefill_s_per_cached_token=0.0,  # the quadratic term already has queries attend to cached tokens
-        decode_base_s=decode_base,
-        decode_s_per_sequence=per_sequence,
-        decode_s_per_context_token=per_context_token,
+        prefill_s_per_token=0.0,
+        prefill_s_per_token_squared=0.0,
+        prefill_base_s=0.0,
+        prefill_s_per_cached_token=0.0,
+        decode_base_s=0.0,
+        decode_s_per_sequence=0.0,
+        decode_s_per_context_token=0.0,
         kv_bytes_per_token=kv_bytes_per_token(model, deployment.kv),
         layers=model.layers,
         chunk_tokens=chunk_tokens,
@@ -86,20 +71,21 @@ def derive_instance_class(
         nic=Speed(bytes_per_s=gpus * gpu.nic_bytes_per_s * gpu.nic_efficiency, latency_s=CONNECTOR_S),
         tiers=loading_speeds(gpu, gpus),
     )
-
-
-def _fit(samples: list[tuple[tuple[float, float, float], float]]) -> list[float]:
-    """Non-negative coefficients that minimise the squared relative errors of ``samples``."""
-    seconds = np.array([measured for _, measured in samples])
-    terms: Floats = np.array([row for row, _ in samples]) / seconds[:, None]
-    # Columns of like size: n and n^2 are six orders of magnitude apart.
-    scale = np.abs(terms).max(axis=0)
-    kept = [0, 1, 2]
-    while True:
-        solution = np.linalg.lstsq(terms[:, kept] / scale[kept], np.ones(len(samples)), rcond=None)[0]
-        if (solution >= 0).all():
-            break
-        kept.pop(int(np.argmin(solution)))
-    coefficients = np.zeros(3)
-    coefficients[kept] = solution / scale[kept]
-    return [float(c) for c in coefficients]
+    prompts = [
+        (tokens, int(tokens * share))
+        for tokens in _PROMPTS
+        if tokens <= model.max_context_tokens
+        for share in _CACHED_SHARES
+    ]
+    prefills = [
+        PrefillTime(tokens, cached, seconds)
+        for (tokens, cached), seconds in zip(
+            prompts, chunked_prefills_s(deployment, prompts, chunk_tokens), strict=True
+        )
+    ]
+    batches, contexts = (grid.ravel() for grid in np.meshgrid(_BATCHES, _CONTEXTS))
+    fits = (batches * contexts <= capacity) | (batches == 1)
+    batches, contexts = batches[fits], (batches * contexts)[fits]
+    seconds = step_work(deployment, sequences=batches, context_tokens=contexts).seconds(deployment.engine)
+    steps = map(StepTime, batches.tolist(), contexts.tolist(), seconds.tolist())
+    return with_measured_times(unfitted, prefills, list(steps))

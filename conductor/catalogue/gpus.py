@@ -12,18 +12,14 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Shares of a peak that kernels reach, and the times that no bandwidth explains."""
+    """Shares of a peak that kernels reach on a GPU whatever the engine; what an engine adds is in `engines`."""
 
-    gemm_compute: float
-    gemm_memory: float
     attention_compute: float
     attention_memory: float
-    experts: float  # of the GEMM shares, in the grouped GEMMs of routed experts
+    fp8: float  # of what BF16 matrix products reach of theirs, FP8 ones
+    fp4: float
+    experts: float  # of what matrix products reach, the grouped ones of routed experts
     interconnect: float
-    layer_s: float  # of launching and synchronising a layer's kernels
-    sparse_layer_s: float  # and of a mixture's: routing, permuting, gathering
-    step_s: float  # of scheduling, sampling and detokenizing, a step
-    all_reduce_s: float  # an all-reduce's latency
     source: str
 
 
@@ -50,29 +46,33 @@ class GpuSpec:
             return self.fp8_flops
         return self.bf16_flops
 
+    def gemm_flops(self, weight_bytes: float) -> float:
+        """What matrix products would reach of that if BF16 ones reached their peak."""
+        peak = self.flops(weight_bytes)
+        if peak == self.bf16_flops:
+            return peak
+        return peak * (self.efficiency.fp4 if peak == self.fp4_flops else self.efficiency.fp8)
 
-# The constants of a roofline that nobody tuned: GEMMs 0.70 of peak FLOPS and 0.85 of bandwidth, attention 0.52 and
-# 0.80, NVLink 0.50, 6 us a layer, 1.2 ms a step, 8 us an all-reduce. Against composites of measured kernels of
-# vLLM it is 17 to 20 % slow in prefill, which 0.85 of peak corrects (0.83 to 0.88 fit). The two constants of
-# mixtures are fitted on 26 runs of DeepSeek-R1 in FP8 on eight H200 under SGLang (AIConfigurator's silicon
-# samples); on B200 they halve the error under SGLang and raise it under TensorRT-LLM.
+
+# Attention and NVLink are those of an untuned roofline. The shares of FP8 and FP4 are rounded from what fits
+# AIConfigurator's end-to-end runs (docs/accuracy.md); that of experts is fitted on 26 of them (`engines.KERNELS`).
 _UNTUNED: Final = Efficiency(
-    gemm_compute=0.85,
-    gemm_memory=0.85,
     attention_compute=0.52,
     attention_memory=0.80,
+    fp8=0.80,
+    fp4=0.70,
     experts=0.70,
     interconnect=0.50,
-    layer_s=6e-6,
-    sparse_layer_s=15e-6,
-    step_s=1.2e-3,
-    all_reduce_s=8e-6,
-    source="untuned roofline, prefill corrected on AIConfigurator's vLLM GEMM tables",
+    source="untuned roofline; FP8, FP4 and experts from AIConfigurator's end-to-end runs",
 )
 
 
 def _attention(compute: float, memory: float) -> Efficiency:
-    """Shares fitted to AIConfigurator's tables of measured attention kernels (test error 19-25 % and 12-14 %)."""
+    """Shares fitted to AIConfigurator's tables of measured attention kernels (test error 19-25 % and 12-14 %).
+
+    Over all sizes, prefill reaches 0.44 on A100, 0.52 on H100 and H200, 0.40 on B200. The long prompts, in which
+    attention matters, reach more: 0.60 on A100 and H100, from composites of 16k and 64k tokens (docs/accuracy.md).
+    """
     return replace(
         _UNTUNED,
         attention_compute=compute,
@@ -96,7 +96,7 @@ A100_80GB: Final = GpuSpec(
     pcie_bytes_per_s=32e9,
     nic_bytes_per_s=25e9,
     nic_efficiency=_NIC_200G,
-    efficiency=_attention(0.44, 0.67),
+    efficiency=_attention(0.60, 0.67),
     source="NVIDIA A100 datasheet (SXM, 80 GB), AIConfigurator a100_sxm",
 )
 
@@ -119,7 +119,7 @@ H100_80GB: Final = GpuSpec(
     pcie_bytes_per_s=64e9,
     nic_bytes_per_s=50e9,
     nic_efficiency=_NIC_400G,
-    efficiency=_attention(0.52, 0.83),
+    efficiency=_attention(0.60, 0.83),
     source="NVIDIA H100 datasheet (SXM), AIConfigurator h100_sxm",
 )
 
@@ -128,7 +128,7 @@ H200: Final = replace(
     name="h200",
     hbm_bytes=141e9,
     hbm_bytes_per_s=4.8e12,
-    efficiency=_attention(0.52, 0.78),
+    efficiency=_attention(0.60, 0.78),
     source="NVIDIA H200 datasheet (SXM), AIConfigurator h200_sxm",
 )
 
@@ -156,6 +156,18 @@ B300: Final = replace(
     source="NVIDIA Blackwell Ultra datasheet (HGX B300), AIConfigurator b300_sxm; efficiencies those of B200",
 )
 
+GB200: Final = replace(
+    B200,
+    name="gb200",
+    hbm_bytes=186e9,
+    hbm_bytes_per_s=8e12,
+    bf16_flops=2500e12,
+    fp8_flops=5000e12,
+    fp4_flops=10_000e12,
+    pcie_bytes_per_s=64e9,
+    source="NVIDIA Blackwell datasheet (GB200), AIConfigurator gb200; efficiencies those of B200",
+)
+
 L40S: Final = GpuSpec(
     name="l40s",
     hbm_bytes=48e9,
@@ -172,5 +184,5 @@ L40S: Final = GpuSpec(
 )
 
 GPUS: Final[dict[str, GpuSpec]] = {
-    gpu.name: gpu for gpu in (A100_80GB, A800_80GB, H100_80GB, H200, B200, B300, L40S)
+    gpu.name: gpu for gpu in (A100_80GB, A800_80GB, H100_80GB, H200, B200, B300, GB200, L40S)
 }

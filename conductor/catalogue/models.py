@@ -28,12 +28,13 @@ class WeightPrecision(Enum):
     BF16 = "bf16"
     FP8 = "fp8"
     INT4 = "int4"
+    FP4 = "fp4"  # NVFP4: a scale byte per 16 weights
     FP4_EXPERTS = "fp4-experts"  # routed experts FP4 with a scale byte per 32 weights, the rest FP8
 
     @property
     def weight_bytes(self) -> float:
         """Of one weight outside the routed experts."""
-        return {"bf16": 2.0, "fp8": 1.0, "int4": 0.5, "fp4-experts": 1.0}[self.value]
+        return {"bf16": 2.0, "fp8": 1.0, "int4": 0.5, "fp4": 0.5 + 1 / 16, "fp4-experts": 1.0}[self.value]
 
     @property
     def expert_weight_bytes(self) -> float:

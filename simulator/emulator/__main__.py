@@ -22,7 +22,7 @@ from simulator.emulator.publisher import EventEncoding, EventFormat, HashEncodin
 from simulator.emulator.server import EmulatedEngine, EmulatorConfig
 from simulator.emulator.tokens import TOKENIZER_FOLDER
 from simulator.engine import EngineLimits
-from simulator.performance import LLAMA_8B_H100, PROFILES
+from simulator.performance import DEFAULT_PROFILE, PROFILES
 
 PARENT_POLL_S: Final = 0.2
 DRAIN_S: Final = 1
@@ -51,7 +51,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--max-model-len", type=int, help="default: 131072, or what fits the KV blocks")
     add("--max-num-seqs", type=int, default=256)
     add("--max-num-batched-tokens", type=int, default=8192)
-    add("--profile", choices=sorted(PROFILES), default=LLAMA_8B_H100.name, help="model and GPU emulated")
+    add("--profile", choices=sorted(PROFILES), default=DEFAULT_PROFILE.name, help="model and GPU emulated")
     add("--speed", type=float, default=1.0, help="divides every emulated duration")
     add("--dp-size", type=int, default=1, help="data-parallel ranks; KV ports are offset by rank")
     add("--kv-bandwidth-gbps", type=float, default=200.0, help="hand-off link of this instance, in Gbit/s")

@@ -114,7 +114,7 @@ class KvPuller:
         self,
         link: LinkTimer,
         *,
-        kv_bytes_per_token: int,
+        kv_bytes_per_token: float,
         timeout_s: float,
         lost: Literal["fail", "hang"] = "fail",
     ) -> None:
@@ -133,7 +133,7 @@ class KvPuller:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._ask("GET", url)
-            size_bytes = sequence.pull_tokens * self._kv_bytes_per_token
+            size_bytes = round(sequence.pull_tokens * self._kv_bytes_per_token)
             await self._link.transfer(sequence.request_id, size_bytes)
             started_s = time.monotonic()
             async with asyncio.timeout(self._timeout_s):

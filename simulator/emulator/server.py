@@ -34,7 +34,7 @@ from simulator.emulator.tokens import TOKENIZER_FOLDER, ChatTokenizer, TemplateE
 from simulator.engine import Engine, EngineLimits
 from simulator.kv_cache import KvCache
 from simulator.link import SharedLink
-from simulator.performance import LLAMA_8B_H100, PerformanceModel
+from simulator.performance import DEFAULT_PROFILE, PerformanceModel
 
 VERSION: Final = "0.32.0+emulated"
 
@@ -54,7 +54,7 @@ class EmulatorConfig:
     block_size: int = 16
     kv_blocks: int = 28_000
     max_model_len: int | None = None
-    performance: PerformanceModel = LLAMA_8B_H100
+    performance: PerformanceModel = DEFAULT_PROFILE
     limits: EngineLimits = field(default_factory=EngineLimits)
     event_format: EventFormat = field(default_factory=EventFormat)
     batch_removals: bool = False

@@ -1,8 +1,8 @@
-"""The roofline against end-to-end runs that NVIDIA AIConfigurator ships; skipped where its package is missing.
+"""The roofline against end-to-end runs of mixtures that NVIDIA AIConfigurator ships; skipped where it is missing.
 
 ``pip install --target DIR --no-deps aiconfigurator-core``, then with DIR on PYTHONPATH run this file with -s to
-print the table of docs/catalogue.md. The runs are closed loops: a fixed number of requests in flight, so that the
-time per output token is a decode step at that batch plus its share of the prefills that interrupt it.
+print the table of docs/catalogue.md. The coefficients of engines were fitted to dense models only
+(docs/accuracy.md): what is predicted here was held out altogether, but for the one constant of a sparse layer.
 """
 
 import csv
@@ -15,25 +15,19 @@ import numpy as np
 import pytest
 
 from conductor.catalogue import (
+    ENGINES,
     GPUS,
     MODELS,
     Deployment,
     WeightPrecision,
-    decode_step_s,
+    closed_loops,
     kv_capacity_tokens,
-    prefill_s,
 )
 
 _PACKAGE = importlib.util.find_spec("aiconfigurator_core")
 pytestmark = pytest.mark.skipif(_PACKAGE is None, reason="aiconfigurator-core is not installed")
 
-_MODELS = {
-    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
-    "meta-llama/Llama-3.1-70B": "llama-3-70b",
-    "Qwen/Qwen3-32B": "qwen3-32b",
-    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
-    "zhipuai/GLM-5": "glm-5.2",  # same layers and experts
-}
+_MODELS = {"deepseek-ai/DeepSeek-R1": "deepseek-v3", "zhipuai/GLM-5": "glm-5.2"}  # same layers and experts
 _GPUS = {"h100_sxm": "h100-80gb", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300"}
 
 
@@ -56,8 +50,9 @@ def _errors() -> dict[tuple[str, str, str], list[float]]:
     """Relative errors of the predicted time per output token, by model, GPU and engine."""
     errors = defaultdict(list)
     for run in _runs():
-        model, gpu = _MODELS[run["model_path"]], _GPUS[run["system"]]
-        deployment = Deployment(MODELS[model], GPUS[gpu], int(float(run["tp_size"])), WeightPrecision.FP8)
+        model, gpu, engine = _MODELS[run["model_path"]], _GPUS[run["system"]], ENGINES[run["backend"]]
+        gpus = int(float(run["tp_size"]))
+        deployment = Deployment(MODELS[model], GPUS[gpu], gpus, WeightPrecision.FP8, engine=engine)
         batch, prompt, output = (int(float(run[key])) for key in ("batch_size", "isl", "osl"))
         try:
             fits = batch * (prompt + output) <= kv_capacity_tokens(deployment)
@@ -65,13 +60,12 @@ def _errors() -> dict[tuple[str, str, str], list[float]]:
             continue
         if not fits:
             continue
-        step_s = decode_step_s(deployment, batch, int(batch * (prompt + output / 2)))
-        predicted_s = step_s + batch / output * prefill_s(deployment, prompt)
-        errors[model, gpu, run["backend"]].append(predicted_s / (float(run["silicon_tpot_ms"]) * 1e-3) - 1)
+        tpot_s = closed_loops(deployment, batch, 0.9 * prompt, 0.9 * output).times(engine).tpot_s[0]
+        errors[model, gpu, engine.name].append(tpot_s / (float(run["silicon_tpot_ms"]) * 1e-3) - 1)
     return errors
 
 
-def test_time_per_output_token_of_real_runs() -> None:
+def test_time_per_output_token_of_mixtures() -> None:
     errors = _errors()
     for (model, gpu, backend), group in sorted(errors.items()):
         values = np.array(group)
@@ -80,13 +74,6 @@ def test_time_per_output_token_of_real_runs() -> None:
             f"median {np.median(np.abs(values)):4.0%}, bias {values.mean():+4.0%}",
             end="",
         )
-    for kind, bound in (("dense", 0.16), ("mixtures", 0.32)):
-        sparse = kind == "mixtures"
-        values = np.concatenate(
-            [v for key, v in errors.items() if (MODELS[key[0]].experts is not None) == sparse]
-        )
-        print(
-            f"\nall {kind}: {len(values)} runs, MAPE {np.abs(values).mean():.1%}, bias {values.mean():+.1%}",
-            end="",
-        )
-        assert np.abs(values).mean() < bound
+    values = np.concatenate(list(errors.values()))
+    print(f"\nall: {len(values)} runs, MAPE {np.abs(values).mean():.1%}, bias {values.mean():+.1%}", end="")
+    assert np.abs(values).mean() < 0.32

@@ -1,7 +1,6 @@
 """The roofline against composites of measured kernels; run with -s to print the errors docs/catalogue.md states."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,57 +18,29 @@ from conductor.catalogue import (
     kv_capacity_tokens,
     prefill_s,
 )
-
-KIB = 1024
-PREFILL_TOKENS = (1 * KIB, 4 * KIB, 16 * KIB, 64 * KIB)
-DECODE_BATCHES = ((1, 1 * KIB), (16, 1 * KIB), (64, 1 * KIB), (16, 8 * KIB), (64, 8 * KIB), (128, 2 * KIB))
+from simulator.accuracy import COMPOSITES, DECODE_BATCHES, PREFILL_TOKENS, Composite
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Composites of NVIDIA AIConfigurator's measured vLLM kernels, BF16."""
-
-    deployment: Deployment
-    prefill_tokens_per_s: tuple[float, ...]
-    decode_step_ms: tuple[float, ...]
-
-
-def _reference(
-    model: str, gpu: str, gpus: int, prefill_kilo: tuple[float, ...], decode_ms: tuple[float, ...]
-) -> Reference:
-    deployment = Deployment(MODELS[model], GPUS[gpu], gpus)
-    return Reference(deployment, tuple(1e3 * speed for speed in prefill_kilo), decode_ms)
-
-
-REFERENCES = (
-    _reference("llama-3.1-8b", "a100-80gb", 1, (15.8, 15.8, 12.5, 6.5), (11.9, 13.6, 17.8, 22.3, 58.6, 34.5)),
-    _reference("llama-3.1-8b", "h100-80gb", 1, (46, 45, 37, 21), (6.2, 7.5, 10.4, 13.1, 28.6, 18.1)),
-    _reference("llama-3-70b", "a100-80gb", 8, (8.1, 9.7, 9.2, 6.5), (17.2, 19.5, 22.2, 22.6, 33.9, 32.4)),
-    _reference("llama-3-70b", "h100-80gb", 4, (15.2, 15.5, 14.5, 10.6), (14.9, 16.4, 19.1, 19.8, 30.8, 26.1)),
-    _reference("llama-3-70b", "h100-80gb", 8, (22.1, 24.2, 23.7, 18.4), (10.1, 11.1, 12.3, 12.8, 18.9, 16.3)),
-)
-
-
-def _prefill_errors(reference: Reference) -> list[float]:
+def _prefill_errors(reference: Composite) -> list[float]:
     return [
         prefill_s(reference.deployment, tokens) / (tokens / speed) - 1
         for tokens, speed in zip(PREFILL_TOKENS, reference.prefill_tokens_per_s, strict=True)
     ]
 
 
-def _decode_errors(reference: Reference) -> list[float]:
+def _decode_errors(reference: Composite) -> list[float]:
     return [
         decode_step_s(reference.deployment, batch, batch * context) / (step_ms * 1e-3) - 1
         for (batch, context), step_ms in zip(DECODE_BATCHES, reference.decode_step_ms, strict=True)
     ]
 
 
-def _on(gpu: str) -> Iterator[Reference]:
-    return (reference for reference in REFERENCES if reference.deployment.gpu.name == gpu)
+def _on(gpu: str) -> Iterator[Composite]:
+    return (reference for reference in COMPOSITES if reference.deployment.gpu.name == gpu)
 
 
 @pytest.mark.parametrize(
-    ("gpu", "prefill_bound", "decode_bound"), [("a100-80gb", 0.11, 0.14), ("h100-80gb", 0.10, 0.06)]
+    ("gpu", "prefill_bound", "decode_bound"), [("a100-80gb", 0.06, 0.14), ("h100-80gb", 0.08, 0.06)]
 )
 def test_mean_error_of_the_roofline(gpu: str, prefill_bound: float, decode_bound: float) -> None:
     prefill = np.array([_prefill_errors(reference) for reference in _on(gpu)])
@@ -88,7 +59,7 @@ def test_mean_error_of_the_roofline(gpu: str, prefill_bound: float, decode_bound
 
 
 def test_every_single_prediction_is_within_thirty_per_cent() -> None:
-    for reference in REFERENCES:
+    for reference in COMPOSITES:
         assert max(map(abs, _prefill_errors(reference) + _decode_errors(reference))) < 0.30
 
 
