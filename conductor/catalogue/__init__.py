@@ -18,6 +18,7 @@ from conductor.catalogue.models import (
     total_parameters,
     weights_bytes,
 )
+from conductor.catalogue.profile_file import read_instance_class, write_instance_class
 from conductor.catalogue.roofline import Deployment, chunked_prefill_s, decode_step_s, prefill_s
 from conductor.catalogue.tiers import TIERS, TierSpec, loading_speeds
 
@@ -49,6 +50,8 @@ __all__ = [
     "links_within",
     "loading_speeds",
     "prefill_s",
+    "read_instance_class",
     "total_parameters",
     "weights_bytes",
+    "write_instance_class",
 ]
