@@ -29,7 +29,7 @@ from simulator.cluster import (
     requests_of,
     uniform,
 )
-from simulator.traces import read_mooncake
+from simulator.workloads import read_mooncake
 
 POLICIES = ("slo", "lmetric", "round_robin")
 CLUSTERS = ("8", "4p4d")

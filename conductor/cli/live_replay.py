@@ -14,7 +14,7 @@ import aiohttp
 import numpy as np
 import orjson
 
-from simulator.traces import TraceRecord, prompt_tokens
+from simulator.workloads import TraceRecord, prompt_tokens
 
 _USAGE_FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)":\s*(\d+)')
 _TAIL_BYTES = 2048

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from conductor.cli.decision_replay import replay_decisions
 from conductor.cli.live_replay import ReplayPlan, RequestResult, replay_trace, report
-from simulator.traces import TraceError, TraceRecord, read_mooncake
+from simulator.workloads import TraceError, TraceRecord, read_mooncake
 
 
 def replay(

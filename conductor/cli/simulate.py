@@ -33,7 +33,7 @@ from simulator.cluster import (
     summary,
     uniform,
 )
-from simulator.traces import TraceError, read_mooncake
+from simulator.workloads import TraceError, read_mooncake
 
 _SHOWN_EVERY = 64  # requests: drawing takes longer than simulating
 

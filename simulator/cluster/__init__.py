@@ -4,7 +4,14 @@ from simulator.cluster.layout import make_scheduler
 from simulator.cluster.report import request_rows, summary
 from simulator.cluster.simulation import ClusterSimulation, Outcome, RequestResult, Simulated, Timeline
 from simulator.cluster.specification import ClusterSpec, InstanceSpec, Outage, PoolSpec, uniform
-from simulator.cluster.workload import BLOCK_TOKENS, Request, conversations, requests_of, reuse_bound
+from simulator.cluster.workload import (
+    BLOCK_TOKENS,
+    Request,
+    block_tokens_of,
+    conversations,
+    requests_of,
+    reuse_bound,
+)
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -18,6 +25,7 @@ __all__ = [
     "RequestResult",
     "Simulated",
     "Timeline",
+    "block_tokens_of",
     "conversations",
     "make_scheduler",
     "request_rows",

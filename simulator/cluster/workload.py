@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.traces import MOONCAKE_BLOCK_TOKENS, TraceRecord
+from simulator.workloads import MOONCAKE_BLOCK_TOKENS, TraceRecord
 
 Hashes = NDArray[np.uint64]
 
@@ -19,7 +19,7 @@ _NOTHING: Final = np.empty(0, np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``hashes`` name the prompt's full blocks of `BLOCK_TOKENS` tokens, each with all that is before it."""
+    """``hashes`` name the prompt's full blocks (see `block_tokens_of`), each with all that is before it."""
 
     number: int
     arrival_s: float
@@ -32,9 +32,10 @@ def requests_of(records: Iterable[TraceRecord], speed: float = 1.0) -> Iterator[
     """The requests of a trace, ``speed`` times faster than recorded, from time 0 on.
 
     A block that is not full cannot be reused and has no hash; an answer has at least one token. Raises
-    ValueError where arrivals go backwards.
+    ValueError where arrivals go backwards or the size of blocks changes.
     """
     first_s = last_s = None
+    block_tokens = 0
     for number, record in enumerate(records):
         first_s = record.arrival_s if first_s is None else first_s
         if last_s is not None and record.arrival_s < last_s:
@@ -43,7 +44,8 @@ def requests_of(records: Iterable[TraceRecord], speed: float = 1.0) -> Iterator[
                 "sort the trace by timestamp"
             )
         last_s = record.arrival_s
-        full = record.input_tokens // BLOCK_TOKENS
+        block_tokens = _same_blocks(number, record, block_tokens)
+        full = record.input_tokens // block_tokens
         yield Request(
             number,
             (record.arrival_s - first_s) / speed,
@@ -53,17 +55,37 @@ def requests_of(records: Iterable[TraceRecord], speed: float = 1.0) -> Iterator[
         )
 
 
-def reuse_bound(requests: Iterable[Request]) -> float:
-    """Fraction of prompt tokens that one cache without limit or delay would have: no placement reuses more."""
+def block_tokens_of(records: Iterable[TraceRecord]) -> int:
+    """Tokens in each block of a trace. Raises ValueError where they are not the same in all requests."""
+    block_tokens = 0
+    for number, record in enumerate(records):
+        block_tokens = _same_blocks(number, record, block_tokens)
+    return block_tokens or BLOCK_TOKENS
+
+
+def _same_blocks(number: int, record: TraceRecord, block_tokens: int) -> int:
+    if block_tokens and record.block_tokens != block_tokens:
+        raise ValueError(
+            f"request {number} has blocks of {record.block_tokens} tokens, those before it of {block_tokens}; "
+            "a cache has blocks of one size (conductor trace convert makes them so)"
+        )
+    return record.block_tokens
+
+
+def reuse_bound(requests: Iterable[Request], block_tokens: int = BLOCK_TOKENS) -> float:
+    """Fraction of prompt tokens that one cache without limit or delay would have: no placement reuses more.
+
+    Less than `unlimited_reuse` of the trace: an engine reuses whole blocks, and computes at least the last token.
+    """
     seen: set[int] = set()
     reused = total = 0
     for request in requests:
         total += request.prompt_tokens
         keys = request.hashes.tolist()
-        for key in keys[: (request.prompt_tokens - 1) // BLOCK_TOKENS]:
+        for key in keys[: (request.prompt_tokens - 1) // block_tokens]:
             if key not in seen:
                 break
-            reused += BLOCK_TOKENS
+            reused += block_tokens
         seen.update(keys)
     return reused / total if total else 0.0
 

@@ -28,7 +28,7 @@ from simulator.cluster import (
     summary,
     uniform,
 )
-from simulator.traces import TraceRecord
+from simulator.workloads import TraceRecord
 
 OBJECTIVES = Objectives(ttft_s=2.0, tbt_s=0.1)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simulator.cluster import BLOCK_TOKENS, conversations, requests_of, reuse_bound
-from simulator.traces import TraceRecord
+from simulator.workloads import TraceRecord
 
 
 def test_conversations_are_a_trace() -> None:
