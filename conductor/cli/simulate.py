@@ -27,11 +27,10 @@ from simulator.cluster import (
     Simulated,
     make_scheduler,
     read_layout,
-    request_rows,
     requests_of,
     reuse_bound,
-    summary,
 )
+from simulator.report import request_rows, summary
 from simulator.traces import TraceError, read_mooncake
 
 _SHOWN_EVERY = 64  # requests: drawing takes longer than simulating

@@ -1,7 +1,6 @@
 """Whole clusters in virtual time, driven by the scheduler that serves real traffic."""
 
 from simulator.cluster.layout import Layout, make_scheduler, read_layout
-from simulator.cluster.report import request_rows, summary
 from simulator.cluster.simulation import ClusterSimulation, Outcome, RequestResult, Simulated, Timeline
 from simulator.cluster.specification import ClusterSpec, InstanceSpec, Outage, PoolSpec, uniform
 from simulator.cluster.workload import BLOCK_TOKENS, Request, conversations, requests_of, reuse_bound
@@ -22,9 +21,7 @@ __all__ = [
     "conversations",
     "make_scheduler",
     "read_layout",
-    "request_rows",
     "requests_of",
     "reuse_bound",
-    "summary",
     "uniform",
 ]

@@ -21,10 +21,9 @@ from simulator.cluster import (
     conversations,
     make_scheduler,
     read_layout,
-    request_rows,
     requests_of,
-    summary,
 )
+from simulator.report import request_rows, summary
 from simulator.traces import TraceRecord
 
 OBJECTIVES = Objectives(ttft_s=2.0, tbt_s=0.1)
