@@ -87,7 +87,7 @@ def replay(
         print()
     else:
         _print(Console(), figures)
-    raise typer.Exit(1 if figures["failed"] else 0)
+    raise typer.Exit(1 if figures["error_request_count"] else 0)
 
 
 def _first_model(console: Console, url: str) -> str:
@@ -123,14 +123,14 @@ def _run(console: Console, plan: ReplayPlan, requests: list[TraceRecord]) -> lis
 def _print(console: Console, figures: dict[str, Any]) -> None:
     times = Table("", "mean", "p50", "p90", "p99", title="times, ms")
     for name, label in (
-        ("ttft_s", "TTFT"),
-        ("tbt_s", "TBT (longest 10 % of gaps)"),
-        ("itl_s", "ITL (mean gap)"),
-        ("e2e_s", "end to end"),
-        ("ttft_prediction_error_s", "|predicted - observed TTFT|"),
+        ("time_to_first_token", "TTFT"),
+        ("longest_tenth_token_latency", "TBT (longest 10 % of gaps)"),
+        ("inter_token_latency", "ITL (mean gap)"),
+        ("request_latency", "end to end"),
+        ("ttft_prediction_error", "|predicted - observed TTFT|"),
     ):
         if figures[name]:
-            times.add_row(label, *(f"{figures[name][p] * 1e3:,.1f}" for p in ("mean", "p50", "p90", "p99")))
+            times.add_row(label, *(f"{figures[name][which]:,.1f}" for which in ("avg", "p50", "p90", "p99")))
     console.print(times)
     instances = Table("instance", "prefills", "decodes", title="requests per instance")
     for name in sorted(figures["prefill_requests"].keys() | figures["decode_requests"].keys()):
@@ -138,9 +138,10 @@ def _print(console: Console, figures: dict[str, Any]) -> None:
         instances.add_row(name or "(unknown)", str(prefills), str(decodes))
     console.print(instances)
     console.print(
-        f"{figures['succeeded']} of {figures['requests']} requests succeeded ({figures['retried']} after a retry) "
-        f"in {figures['wall_s']:.1f} s; {figures['token_reuse_rate']:.1%} of the prompt tokens and "
-        f"{figures['request_reuse_rate']:.1%} of the requests reused cache"
+        f"{figures['request_count']} of {figures['request_count'] + figures['error_request_count']} requests "
+        f"succeeded ({figures['retries']} retries) in {figures['benchmark_duration']:.1f} s; "
+        f"{figures['prefix_cache_reused_ratio']:.1%} of the prompt tokens and "
+        f"{figures['reused_request_fraction']:.1%} of the requests reused cache"
     )
     for error, count in figures["errors"].items():
         console.print(f"[red]{count} x {error}[/red]")

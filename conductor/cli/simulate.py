@@ -27,12 +27,11 @@ from simulator.cluster import (
     Request,
     Simulated,
     make_scheduler,
-    request_rows,
     requests_of,
     reuse_bound,
-    summary,
     uniform,
 )
+from simulator.report import request_rows, summary
 from simulator.workloads import TraceError, read_mooncake
 
 _SHOWN_EVERY = 64  # requests: drawing takes longer than simulating

@@ -1,7 +1,6 @@
 """Whole clusters in virtual time, driven by the scheduler that serves real traffic."""
 
 from simulator.cluster.layout import make_scheduler
-from simulator.cluster.report import request_rows, summary
 from simulator.cluster.simulation import ClusterSimulation, Outcome, RequestResult, Simulated, Timeline
 from simulator.cluster.specification import ClusterSpec, InstanceSpec, Outage, PoolSpec, uniform
 from simulator.cluster.workload import (
@@ -28,9 +27,7 @@ __all__ = [
     "block_tokens_of",
     "conversations",
     "make_scheduler",
-    "request_rows",
     "requests_of",
     "reuse_bound",
-    "summary",
     "uniform",
 ]

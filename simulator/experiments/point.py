@@ -17,9 +17,10 @@ from conductor.admission import OutputLengths
 from conductor.configured_admission import make_dispatcher, make_gate
 from conductor.placement import Role
 from conductor.policies import make_policy
-from simulator.cluster import ClusterSimulation, ClusterSpec, Simulated, make_scheduler, summary
+from simulator.cluster import ClusterSimulation, ClusterSpec, Simulated, make_scheduler
 from simulator.cluster.cluster_file import ClusterFile, SchedulingSection
 from simulator.experiments.workload import Load, Requests, Workload, file_digest, requests_at
+from simulator.report import summary
 from simulator.workloads import TraceRecord
 
 Figures = dict[str, Any]  # as `summary`, JSON types only

@@ -23,11 +23,10 @@ from simulator.cluster import (
     Simulated,
     conversations,
     make_scheduler,
-    request_rows,
     requests_of,
-    summary,
     uniform,
 )
+from simulator.report import request_rows, summary
 from simulator.workloads import TraceRecord
 
 OBJECTIVES = Objectives(ttft_s=2.0, tbt_s=0.1)
