@@ -89,6 +89,7 @@ def run(policy: str, trace: Path, limit: int, speed: float, cluster: str) -> dic
                 "--limit",
                 str(limit),
                 "--json",
+                "-",
             ),
             stdout=subprocess.PIPE,
             stderr=None if sys.stderr.isatty() else subprocess.DEVNULL,

@@ -7,7 +7,6 @@ from simulator.cluster.workload import (
     BLOCK_TOKENS,
     Request,
     block_tokens_of,
-    conversations,
     requests_of,
     reuse_bound,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "Simulated",
     "Timeline",
     "block_tokens_of",
-    "conversations",
     "make_scheduler",
     "requests_of",
     "reuse_bound",

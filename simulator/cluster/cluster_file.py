@@ -225,9 +225,8 @@ class _Builder:
             if Tier[tier.upper()] not in instance_class.tiers:
                 raise self._error(
                     f"{key}.tiers.{tier}",
-                    f"class {instance_class.name!r} has no speed for this tier; name a profile: a file with "
-                    f"'extends: {instance_class.name}' and 'tiers: {{{tier}: {{bytes_per_s: 5.0e10, "
-                    "latency_s: 2.0e-4}}'",
+                    f"class {instance_class.name!r} has no speed for this tier; give one in its profile: "
+                    f"'tiers: {{{tier}: {{bytes_per_s: 5.0e10, latency_s: 2.0e-4}}}}'",
                 )
         made = []
         for name in self._names(section, numbers):

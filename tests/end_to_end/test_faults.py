@@ -31,7 +31,9 @@ def _cached(door: FrontDoor, instance: str) -> int:
 def test_killing_an_engine_during_a_replay_loses_nothing(tmp_path: Path, victim: str) -> None:
     with front_door(tmp_path, "--emulate", "2p2d", env={"CONDUCTOR_EMULATION__RESTART_AFTER_S": "2"}) as door:
         replay = subprocess.Popen(
-            conductor_command("replay", str(_trace(tmp_path / "t.jsonl", 120)), "--url", door.url, "--json"),
+            conductor_command(
+                "replay", str(_trace(tmp_path / "t.jsonl", 120)), "--url", door.url, "--json", "-"
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

@@ -21,13 +21,12 @@ from simulator.cluster import (
     Outcome,
     Request,
     Simulated,
-    conversations,
     make_scheduler,
     requests_of,
     uniform,
 )
 from simulator.report import request_rows, summary
-from simulator.workloads import TraceRecord
+from simulator.workloads import TraceRecord, generate
 
 OBJECTIVES = Objectives(ttft_s=2.0, tbt_s=0.1)
 
@@ -41,7 +40,7 @@ def simulation(
 
 
 def workload(count: int, requests_per_s: float = 8.0) -> list[Request]:
-    return list(requests_of(conversations(count, requests_per_s=requests_per_s)))
+    return list(requests_of(generate("api", count, requests_per_s, seed=1)))
 
 
 def times(simulated: Simulated) -> dict[int, tuple[float, ...]]:
