@@ -40,6 +40,7 @@ def in_processes(jobs: int) -> Runner:
         if processes < 2:
             yield from in_this_process(points)
             return
+        others = set(multiprocessing.active_children())
         with ProcessPoolExecutor(
             processes, mp_context=multiprocessing.get_context("spawn"), initializer=_end_on_interrupt
         ) as pool:
@@ -49,8 +50,9 @@ def in_processes(jobs: int) -> Runner:
                     yield numbers[future], future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in multiprocessing.active_children():
+                for process in set(multiprocessing.active_children()) - others:
                     process.terminate()
+                    process.join()
                 raise
 
     return run

@@ -115,8 +115,8 @@ def test_parameters_belong_to_the_policy_they_were_given_for(tmp_path: Path) -> 
         ("instances: [{name: a}, {name: a}]", "two instances are called 'a'"),
         ("instances: [{}]\noutages: [{instance: m1, at_s: 1, for_s: 1}]", "no instance is called 'm1'"),
         (
-            "instances: [{}]\npools: [{name: p, capacity: 1M, bytes_per_s: 1.0e9, members: [mo]}]",
-            "pools.0.members: no instance or group of instances is called 'mo'; did you mean 'm0'?",
+            "instances: [{name: fill}]\npools: [{name: p, capacity: 1M, bytes_per_s: 1.0e9, members: [fil]}]",
+            "pools.0.members: no instance or group of instances is called 'fil'; did you mean 'fill'?",
         ),
         (
             "instances: [{}, {instance_class: llama3-70b-8xa800}]\npools: [{name: p, capacity: 1TB, "
