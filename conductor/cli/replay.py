@@ -92,6 +92,9 @@ def replay(
     requests: Annotated[
         bool, typer.Option("--requests", help="In the JSON report also each request.")
     ] = False,
+    bounds: Annotated[
+        bool, typer.Option("--bounds/--no-bounds", help="Also what no scheduler can exceed; takes seconds.")
+    ] = True,
     step_by_step: Annotated[
         bool, typer.Option("--step-by-step", help="Every engine step by itself: slow, for checks.")
     ] = False,
@@ -193,7 +196,7 @@ def replay(
             workload = requests_at(records, load)
         except ValueError as error:
             fail(console, f"cannot read the trace: {error}")
-        plan = SimulationPlan(trace, cluster, setup, policies, workload, load, step_by_step)
+        plan = SimulationPlan(trace, cluster, setup, policies, workload, load, bounds, step_by_step)
         replay_simulated(console, plan, SimulationOutputs(json_path, requests))
 
 

@@ -14,7 +14,8 @@ from conductor.cli.json_output import write_json
 from conductor.cli.progress import progress_bar
 from conductor.cli.trace_options import fail
 from conductor.policies import POLICIES
-from simulator.cluster import Simulated, reuse_bound
+from simulator.bounds import Bounds, bounds
+from simulator.cluster import Simulated
 from simulator.cluster.cluster_file import ClusterFile
 from simulator.experiments.point import simulate
 from simulator.experiments.workload import Load, Requests
@@ -33,6 +34,7 @@ class SimulationPlan:
     policies: list[str]
     workload: Requests
     load: Load
+    with_bounds: bool = True
     step_by_step: bool = False
 
 
@@ -63,6 +65,7 @@ def replay_simulated(console: Console, plan: SimulationPlan, outputs: Simulation
     """Simulate, and write what was asked for; exit code 130 when interrupted, 2 when the cluster cannot be."""
     try:
         simulated = _simulate(console, plan)
+        limits = _bounds(console, plan) if plan.with_bounds else None
     except KeyboardInterrupt:
         console.print("interrupted: what was simulated so far is discarded", style="red")
         raise typer.Exit(130) from None
@@ -70,19 +73,18 @@ def replay_simulated(console: Console, plan: SimulationPlan, outputs: Simulation
         fail(console, f"cannot simulate {plan.cluster}: {error}")
     objectives = plan.setup.scheduling.objectives_s()
     figures: dict[str, dict[str, Any]] = {
-        policy: summary(each, objectives) for policy, each in simulated.items()
+        policy: summary(each, objectives, limits) for policy, each in simulated.items()
     }
-    reusable = reuse_bound(plan.workload.requests, plan.workload.block_tokens)
     if outputs.json_path is not None:
         policies = figures
         if outputs.with_requests:
             policies = {
                 name: each | {"requests": request_rows(simulated[name])} for name, each in figures.items()
             }
-        write_json(outputs.json_path, _report(plan, policies, reusable))
+        write_json(outputs.json_path, _report(plan, policies))
     if outputs.json_path != "-":
         title = f"{len(plan.workload.requests)} requests, {_load(plan.load)}, on {plan.cluster}"
-        _print(Console(), title, figures, reusable)
+        _print(Console(), title, figures)
 
 
 def _simulate(console: Console, plan: SimulationPlan) -> dict[str, Simulated]:
@@ -104,7 +106,17 @@ def _simulate(console: Console, plan: SimulationPlan) -> dict[str, Simulated]:
     return simulated
 
 
-def _report(plan: SimulationPlan, policies: dict[str, Any], reusable: float) -> dict[str, Any]:
+def _bounds(console: Console, plan: SimulationPlan) -> Bounds:
+    with progress_bar(console, "%") as progress:
+        task = progress.add_task("bounds", total=100, note="")
+        return bounds(
+            *(plan.setup.cluster, plan.workload.requests, plan.setup.scheduling.objectives_s()),
+            block_tokens=plan.workload.block_tokens,
+            on_progress=lambda fraction: progress.update(task, completed=100 * fraction),
+        )
+
+
+def _report(plan: SimulationPlan, policies: dict[str, Any]) -> dict[str, Any]:
     scheduling = plan.setup.scheduling
     return {
         "trace": plan.trace,
@@ -123,7 +135,6 @@ def _report(plan: SimulationPlan, policies: dict[str, Any], reusable: float) -> 
             for spec in plan.setup.cluster.instances
         ],
         "scheduling": scheduling.model_dump(mode="json", exclude={"policy"}),
-        "prefix_cache_reuse_bound": round(reusable, 6),
         "policies": policies,
     }
 
@@ -131,7 +142,7 @@ def _report(plan: SimulationPlan, policies: dict[str, Any], reusable: float) -> 
 def _load(load: Load) -> str:
     if load.rate is not None:
         return f"{load.rate:g} a second"
-    return f"{load.speed or 1:g} times as fast"
+    return "as recorded" if load.speed in (None, 1.0) else f"{load.speed:g} times as fast"
 
 
 _COLUMNS = (  # heading, the figure's name, and which statistic of it; fractions are shown in per cent
@@ -147,8 +158,9 @@ _COLUMNS = (  # heading, the figure's name, and which statistic of it; fractions
 )
 
 
-def _print(console: Console, title: str, figures: dict[str, dict[str, Any]], reusable: float) -> None:
-    caption = f"one cache without limit would reuse {reusable:.1%}"
+def _print(console: Console, title: str, figures: dict[str, dict[str, Any]]) -> None:
+    limits = next(iter(figures.values()))["bounds"]
+    caption = "bound: what no scheduler can exceed" if limits else None
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
     table.add_column("policy", no_wrap=True)
     for heading in (*(column[0] for column in _COLUMNS), "load\nCV", "not\nserved"):
@@ -161,4 +173,19 @@ def _print(console: Console, title: str, figures: dict[str, dict[str, Any]], reu
             else:
                 cells.append(f"{each[name][statistic]:,.0f}" if each[name] else "-")
         table.add_row(policy, *cells, f"{each['load_variation']:.2f}", str(each["error_request_count"]))
+    if limits:
+        table.add_section()
+        table.add_row("bound", *_bound_cells(limits, next(iter(figures.values()))), "", "")
     console.print(table)
+
+
+def _bound_cells(limits: dict[str, float], figures: dict[str, Any]) -> list[str]:
+    requests = figures["request_count"] + figures["error_request_count"]
+    of = {
+        ("time_to_first_token", "avg"): f"{limits['mean_time_to_first_token']:,.0f}",
+        ("good_request_fraction", None): f"{limits['good_request_count'] / requests:.1%}".rstrip("%"),
+        ("prefix_cache_reused_ratio", None): f"{limits['prefix_cache_reused_ratio_capacity']:.1%}".rstrip(
+            "%"
+        ),
+    }
+    return [of.get((name, statistic), "") for _, name, statistic in _COLUMNS]

@@ -45,7 +45,7 @@ from conductor.cli.trace_options import (
     trace_path,
 )
 from simulator.experiments.clusters import ClusterSource, Setting, find_cluster
-from simulator.experiments.figures import USUAL
+from simulator.experiments.figures import OF_BOUNDS, USUAL
 from simulator.experiments.grid import NamedCluster, PolicyChoice, all_points
 from simulator.experiments.workload import Load, Workload
 
@@ -100,6 +100,12 @@ def sweep(
     min_output_tokens: MinOutput = 0,
     max_output_tokens: MaxOutput = None,
     seed: Seed = 0,
+    bounds: Annotated[
+        bool,
+        typer.Option(
+            "--bounds/--no-bounds", help="How far from what no scheduler can exceed: seconds a load."
+        ),
+    ] = False,
     jobs: Jobs = None,
     ray: RayAddress = None,
     out: OutFolder = None,
@@ -144,13 +150,14 @@ def sweep(
             chosen,
             _loads(console, speeds, rates, seed),
             good_share=(good_share or 0.9) if find_rate else None,
+            with_bounds=bounds,
         )
         figures = run_with_progress(console, points, make_runner(jobs, ray), out)
         report = {"trace": trace, "points": points_report(points, figures)}
     if json_path is not None:
         write_json(json_path, report)
     if json_path != "-":
-        columns = ("highest_rate", *USUAL) if find_rate else USUAL
+        columns = (*(("highest_rate",) if find_rate else ()), *USUAL, *(OF_BOUNDS if bounds else ()))
         print_points(Console(), f"{len(points)} simulations of {trace}", points, figures, columns)
 
 

@@ -8,7 +8,6 @@ from simulator.cluster.workload import (
     Request,
     block_tokens_of,
     requests_of,
-    reuse_bound,
 )
 
 __all__ = [
@@ -26,6 +25,5 @@ __all__ = [
     "block_tokens_of",
     "make_scheduler",
     "requests_of",
-    "reuse_bound",
     "uniform",
 ]

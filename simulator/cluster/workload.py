@@ -72,24 +72,6 @@ def _same_blocks(number: int, record: TraceRecord, block_tokens: int) -> int:
     return record.block_tokens
 
 
-def reuse_bound(requests: Iterable[Request], block_tokens: int = BLOCK_TOKENS) -> float:
-    """Fraction of prompt tokens that one cache without limit or delay would have: no placement reuses more.
-
-    Less than `unlimited_reuse` of the trace: an engine reuses whole blocks, and computes at least the last token.
-    """
-    seen: set[int] = set()
-    reused = total = 0
-    for request in requests:
-        total += request.prompt_tokens
-        keys = request.hashes.tolist()
-        for key in keys[: (request.prompt_tokens - 1) // block_tokens]:
-            if key not in seen:
-                break
-            reused += block_tokens
-        seen.update(keys)
-    return reused / total if total else 0.0
-
-
 def _mixed(ids: Hashes) -> Hashes:
     """Ids that count up, spread over 64 bits as hashes are (the finalizer of splitmix64, Steele et al. 2014)."""
     words = ids + np.uint64(0x9E3779B97F4A7C15)

@@ -14,7 +14,7 @@ from conductor.config import ConfigError, Positive
 from conductor.configuration_faults import did_you_mean, explain
 from conductor.policies import POLICIES
 from simulator.experiments.clusters import Setting
-from simulator.experiments.figures import FIGURES, USUAL
+from simulator.experiments.figures import FIGURES, OF_BOUNDS, USUAL
 from simulator.experiments.grid import PolicyChoice
 from simulator.experiments.workload import Load
 from simulator.workloads import WORKLOAD_KINDS, TraceFormat
@@ -152,6 +152,7 @@ class Experiment(_Section):
     policies: Literal["all"] | list[str] | dict[str, PolicySection] | None = None  # None: the clusters' own
     loads: list[LoadSection] = [LoadSection()]
     find_rate: Annotated[float, Field(gt=0, le=1)] | None = None  # share of requests to be good
+    bounds: bool = False  # what no scheduler can exceed, too
     report: list[str] = list(USUAL)
     expected: list[ExpectedSection] = []
     quick: QuickSection = QuickSection()
@@ -164,6 +165,8 @@ class Experiment(_Section):
         if self.workloads and not self.clusters:
             raise ValueError("clusters is required: say what the workloads are simulated on")
         _check_figures(self.report)
+        if not self.bounds and (of_bounds := [name for name in self.report if name in OF_BOUNDS]):
+            raise ValueError(f"{of_bounds[0]} is a figure of bounds: set bounds: true")
         if isinstance(self.policies, list):
             for name in self.policies:
                 PolicyChoice(name)

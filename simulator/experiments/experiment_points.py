@@ -44,6 +44,7 @@ def experiment_points(
             experiment.policy_choices(),
             [load.load(section.seed) for load in loads],
             good_share=experiment.find_rate,
+            with_bounds=experiment.bounds,
         )
     if only is not None:
         _check_labels(points, only)

@@ -51,6 +51,13 @@ FIGURES: Final[dict[str, Figure]] = {
     "requests_per_s": Figure("requests/s", 2, _at("request_throughput")),
     "output_tokens_per_s": Figure("output tokens/s", 0, _at("output_token_throughput")),
     "prefill_s_per_request": Figure("prefill s a request", 3, _at("prefill_busy_s_per_request")),
+    "ttft_by_bound": Figure("mean TTFT / bound", 2, _at("gaps", "mean_time_to_first_token_ratio")),
+    "good_of_bound_percent": Figure(
+        "good, % of bound", 1, _at("gaps", "good_request_fraction_of_bound", scale=100)
+    ),
+    "reuse_of_bound_percent": Figure(
+        "reuse, % of bound", 1, _at("gaps", "reuse_fraction_of_capacity_bound", scale=100)
+    ),
     "highest_rate": Figure("highest rate, 1/s", 2, _at("highest_rate")),
 }
 
@@ -63,3 +70,4 @@ USUAL: Final = (
     "reuse_percent",
     "not_served",
 )
+OF_BOUNDS: Final = ("ttft_by_bound", "good_of_bound_percent", "reuse_of_bound_percent")

@@ -44,7 +44,7 @@ def all_points(
     loads: Sequence[Load],
     *,
     good_share: float | None = None,
-    step_by_step: bool = False,
+    with_bounds: bool = False,
 ) -> list[Point]:
     """One point for each combination, the last of these varying fastest.
 
@@ -63,8 +63,8 @@ def all_points(
             load=load,
             cluster=cluster.setup.cluster,
             scheduling=choice.of(cluster.setup.scheduling),
-            step_by_step=step_by_step,
             good_share=good_share,
+            with_bounds=with_bounds,
         )
         for workload_name, workload in workloads.items()
         for cluster in clusters

@@ -17,6 +17,7 @@ from conductor.admission import OutputLengths
 from conductor.configured_admission import make_dispatcher, make_gate
 from conductor.placement import Role
 from conductor.policies import make_policy
+from simulator.bounds import Bounds, bounds
 from simulator.cluster import ClusterSimulation, ClusterSpec, Simulated, make_scheduler
 from simulator.cluster.cluster_file import ClusterFile, SchedulingSection
 from simulator.experiments.workload import Load, Requests, Workload, file_digest, requests_at
@@ -39,6 +40,7 @@ class Point:
     scheduling: SchedulingSection
     step_by_step: bool = False
     good_share: float | None = None  # search the highest rate at which this share of the requests is good
+    with_bounds: bool = False  # what no scheduler can exceed, too
 
     def configuration(self) -> dict[str, Any]:
         """All that the figures depend on, JSON types only; a trace is named by its content."""
@@ -54,6 +56,7 @@ class Point:
             "scheduling": _plain(self.scheduling),
             "step_by_step": self.step_by_step,
             "good_share": self.good_share,
+            "with_bounds": self.with_bounds,
         }
 
     def digest(self) -> str:
@@ -89,18 +92,34 @@ def simulate(
 
 def simulate_point(point: Point, records: Sequence[TraceRecord]) -> Figures:
     """The figures of a point whose workload has these records."""
+    workload = requests_at(records, point.load)
     simulated = simulate(
-        ClusterFile(point.cluster, point.scheduling),
-        requests_at(records, point.load),
-        step_by_step=point.step_by_step,
+        ClusterFile(point.cluster, point.scheduling), workload, step_by_step=point.step_by_step
     )
+    limits = _bounds_once(point, workload) if point.with_bounds else None
     prefill_s = [simulated.busy_s[spec.name] for spec in point.cluster.instances if spec.role is Role.PREFILL]
     return {
-        **summary(simulated, point.scheduling.objectives_s()),
+        **summary(simulated, point.scheduling.objectives_s(), limits),
         "prefill_busy_s_per_request": (
             round(sum(prefill_s) / len(simulated.results), 6) if prefill_s and simulated.results else None
         ),
     }
+
+
+_bounds: dict[str, Bounds] = {}  # of this process
+
+
+def _bounds_once(point: Point, workload: Requests) -> Bounds:
+    """Bounds do not depend on the policy: computed once for all of them."""
+    configuration = point.configuration()
+    scheduling = configuration.pop("scheduling")
+    key = json.dumps([configuration, scheduling["objectives"]], sort_keys=True)
+    if key not in _bounds:
+        _bounds[key] = bounds(
+            *(point.cluster, workload.requests, point.scheduling.objectives_s()),
+            block_tokens=workload.block_tokens,
+        )
+    return _bounds[key]
 
 
 def _plain(value: Any) -> Any:

@@ -61,13 +61,17 @@ def search_rate(point: Point, records: Sequence[TraceRecord]) -> Figures:
     tried: dict[float, Figures] = {}
 
     def serves(rate: float) -> bool:
-        tried[rate] = simulate_point(replace(point, load=Load(rate=rate, seed=point.load.seed)), records)
+        tried[rate] = simulate_point(replace(_at(point, rate), with_bounds=False), records)
         return bool(tried[rate]["good_request_fraction"] >= point.good_share)
 
     found = highest_rate(serves, recorded_rate(records))
     shown = found if found is not None else min(tried)
     return {
-        **tried[shown],
+        **(simulate_point(_at(point, shown), records) if point.with_bounds else tried[shown]),
         "highest_rate": None if found is None else round(found, 6),
         "rates_tried": [[round(rate, 6), each["good_request_fraction"]] for rate, each in tried.items()],
     }
+
+
+def _at(point: Point, rate: float) -> Point:
+    return replace(point, load=Load(rate=rate, seed=point.load.seed))

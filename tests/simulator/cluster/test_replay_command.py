@@ -71,6 +71,16 @@ def test_json_goes_to_a_file_beside_the_table(trace: Path, tmp_path: Path) -> No
     assert json.loads(path.read_text()) == report(trace, "--cluster", "2")
 
 
+def test_what_no_scheduler_can_exceed_stands_beside(trace: Path) -> None:
+    figures = report(trace, "--cluster", "2")["policies"]["slo"]
+    assert figures["gaps"]["mean_time_to_first_token_ratio"] >= 1.0
+    rows = [line.split() for line in replay(trace, "--cluster", "2").stdout.splitlines()]
+    (bound,) = (row for row in rows if row[:1] == ["bound"])
+    assert int(bound[1]) <= figures["time_to_first_token"]["avg"]
+    assert report(trace, "--cluster", "2", "--no-bounds")["policies"]["slo"]["bounds"] is None
+    assert "bound" not in replay(trace, "--cluster", "2", "--no-bounds").stdout
+
+
 def test_single_steps_give_the_same(trace: Path) -> None:
     fast, slow = (report(trace, "--cluster", "2", *more) for more in ((), ("--step-by-step",)))
     assert fast == slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulator.cluster import BLOCK_TOKENS, block_tokens_of, requests_of, reuse_bound
+from simulator.cluster import BLOCK_TOKENS, block_tokens_of, requests_of
 from simulator.workloads import TraceRecord
 
 
@@ -24,15 +24,6 @@ def test_equal_ids_have_equal_hashes_and_others_do_not() -> None:
     assert len(np.unique(first.hashes)) == 1_000
 
 
-def test_nothing_reuses_more_than_a_cache_without_limit() -> None:
-    records = [
-        TraceRecord(0.0, 3 * BLOCK_TOKENS, 1, (0, 1, 2)),
-        TraceRecord(0.0, 4 * BLOCK_TOKENS, 1, (0, 1, 7, 2)),
-        TraceRecord(0.0, 3 * BLOCK_TOKENS, 1, (0, 1, 2)),  # its last block is computed again
-    ]
-    assert reuse_bound(requests_of(records)) == 4 / 10
-
-
 def test_blocks_may_have_another_size_but_only_one() -> None:
     small = TraceRecord(0.0, 50, 1, (7, 8, 9, 10), block_tokens=16)
     (request,) = requests_of([small])
@@ -43,8 +34,3 @@ def test_blocks_may_have_another_size_but_only_one() -> None:
     for read in (block_tokens_of, lambda records: list(requests_of(records))):
         with pytest.raises(ValueError, match=r"request 1 has blocks of 512 tokens, those before it of 16"):
             read(mixed)
-
-
-def test_the_bound_of_reuse_counts_blocks_of_the_trace() -> None:
-    records = [TraceRecord(0.0, 64, 1, (1, 2, 3, 4), block_tokens=16)] * 2
-    assert reuse_bound(requests_of(records), 16) == 48 / 128

@@ -172,6 +172,7 @@ def test_policies_may_be_all_some_or_the_clusters_own(tmp_path: Path) -> None:
         ({"policies": ["slo", "best"]}, "unknown policy 'best'"),
         ({"policies": {"x": {"policy": "slo", "parameters": {"y": 1}}}}, "unknown parameter 'y'"),
         ({"report": ["mean_ttft"]}, "unknown figure 'mean_ttft'; did you mean 'mean_ttft_s'?"),
+        ({"report": ["ttft_by_bound"]}, "ttft_by_bound is a figure of bounds: set bounds: true"),
         ({"expected": [{"where": {}, "figures": {"good": 1}}]}, "unknown figure 'good'"),
         ({"loads": [{"speed": 1, "rate": 1}]}, "give one of them"),
         ({"clusters": {"a": {"clutser": "8"}}}, "unknown key 'clusters.a.clutser'; did you mean 'cluster'?"),

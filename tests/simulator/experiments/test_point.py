@@ -34,6 +34,14 @@ def test_prefill_work_is_told_of_instances_that_prefill() -> None:
     assert figures["prefill_busy_s_per_request"] == pytest.approx(busy_s / 40, rel=1e-3)
 
 
+def test_bounds_are_those_of_the_load_whatever_the_policy() -> None:
+    points = [replace(point, with_bounds=True) for point in small_points(clusters=("1",))]
+    slo_calm, slo_busy, random_calm, _ = (run_point(point) for point in points)
+    assert slo_calm["bounds"] == random_calm["bounds"] != slo_busy["bounds"]
+    assert slo_calm["gaps"]["mean_time_to_first_token_ratio"] >= 1.0
+    assert run_point(small_points()[0])["bounds"] is None
+
+
 def test_labels_are_no_part_of_the_configuration(point: Point) -> None:
     assert replace(point, labels=()).digest() == point.digest()
     assert len({each.digest() for each in small_points()}) == len(small_points())
@@ -46,6 +54,7 @@ def test_whatever_changes_figures_changes_the_digest(point: Point) -> None:
         replace(point, load=Load(rate=5.0, seed=1)),
         replace(point, step_by_step=True),
         replace(point, good_share=0.5),
+        replace(point, with_bounds=True),
         replace(point, scheduling=point.scheduling.policy_named("lmetric")),
         replace(point, workload=replace(point.workload, output_tokens=3)),
         replace(point, cluster=replace(point.cluster, instances=(replace(instance, kv_tokens=99_999),))),

@@ -42,6 +42,14 @@ def test_the_figures_are_those_at_that_rate() -> None:
     assert min(missed) == pytest.approx(figures["highest_rate"], rel=0.021)
 
 
+def test_bounds_are_of_the_rate_found() -> None:
+    (point,) = small_points(clusters=("1",), policies=("slo",), rates=(1.0,), good_share=0.9)
+    plain, bounded = run_point(point), run_point(replace(point, with_bounds=True))
+    assert bounded["bounds"] is not None and plain["bounds"] is None
+    assert bounded["highest_rate"] == plain["highest_rate"]
+    assert bounded["time_to_first_token"] == plain["time_to_first_token"]
+
+
 def test_objectives_that_no_rate_meets_are_told() -> None:
     (point,) = small_points(clusters=("1",), policies=("slo",), rates=(1.0,), good_share=0.9)
     objectives = point.scheduling.objectives.model_copy(update={"ttft_s": 1e-6})

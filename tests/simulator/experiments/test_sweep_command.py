@@ -81,6 +81,12 @@ def test_a_table_shows_what_differs(trace: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
+def test_bounds_are_shown_where_asked_for(trace: Path) -> None:
+    points = report(trace, "--cluster", "1", "--bounds", "--limit", 20)
+    assert points[0]["figures"]["gaps"]["mean_time_to_first_token_ratio"] >= 1.0
+    assert "bound" in sweep(trace, "--cluster", "1", "--bounds", "--limit", 20, "--jobs", 1).stdout
+
+
 def test_the_highest_rate_is_found(trace: Path) -> None:
     strict, lax = (
         report(trace, "--cluster", "1", "--find-rate", "--good-share", share)[0] for share in (0.99, 0.5)
