@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from conductor.placement import Objectives
+from conductor.placement import Objectives, Role
 from simulator.bounds.demand import demand, prompt_blocks
 from simulator.bounds.goodput import feasible, most_good
 from simulator.bounds.reuse import capacity_blocks, capacity_reuse_tokens, unlimited_reuse_tokens
 from simulator.bounds.waiting import Argument, least_ttft_sums_s
-from simulator.bounds.work import least_work
+from simulator.bounds.work import least_work, roles_at_will
 from simulator.cluster.specification import ClusterSpec
 from simulator.cluster.workload import BLOCK_TOKENS, Request
 
@@ -40,11 +40,15 @@ def bounds(
     *,
     block_tokens: int = BLOCK_TOKENS,
     longest_wait_s: float | None = None,
+    decode_prefill_tokens: int | None = None,
     on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> Bounds:
     """Bounds of ``requests``, in order of arrival, whose hashes are of blocks of ``block_tokens``.
 
-    ``longest_wait_s`` None: the TTFT objective, hence schedules in which everybody meets it. ``on_progress``
+    ``longest_wait_s`` None: the TTFT objective, hence schedules in which everybody meets it.
+    ``decode_prefill_tokens``: what an instance that decodes computes of a prompt at most, without handing it to
+    one that prefills; 0 for schedulers that always do, None for whatever it likes to (`slo` decides so for rests
+    of 512 tokens, by what it expects to be cached, hence more when that was evicted meanwhile). ``on_progress``
     hears now and then which fraction is done. Takes seconds for ten thousand requests. Raises ValueError for
     requests out of order, for none, and for a cluster that cannot serve.
     """
@@ -52,8 +56,12 @@ def bounds(
         raise ValueError("there are no requests to bound")
     if longest_wait_s is None:
         longest_wait_s = objectives.ttft_s
+    if decode_prefill_tokens is None:
+        cluster, decode_prefill_tokens = roles_at_will(cluster), 0
+    elif all(instance.role is not Role.DECODE for instance in cluster.instances):
+        decode_prefill_tokens = 0
     blocks = prompt_blocks(requests, block_tokens)
-    asked = demand(requests, blocks, block_tokens)
+    asked = demand(requests, blocks, block_tokens, decode_prefill_tokens)
     prompt_tokens = float(asked.prompt_tokens.sum())
     unlimited_tokens = unlimited_reuse_tokens(asked)
     capacity_tokens = capacity_reuse_tokens(

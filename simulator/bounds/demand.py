@@ -11,6 +11,10 @@ the other, not side by side.
 **What nobody can share counts with each request**: the tokens behind the last full block, and the last full block
 where the prompt ends with it, for the last token is always computed, with its block. Where that recomputation of
 one request may be what others reuse, the block is counted with it alone.
+
+**What may be computed beside the instances meant for it** is known too: an instance that decodes may prefill the
+last tokens of a prompt when all else is cached, up to a limit. A block that is not among the last tokens of any
+prompt is computed elsewhere; ``elsewhere_tokens`` are those.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ class PromptBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Arrays of [request], in order of arrival. ``tokens`` and ``squares`` are of the prompt's part that is due.
+    """Arrays of [request], in order of arrival. ``tokens`` and ``squares`` are of the prompt's part that is due,
+    ``elsewhere_tokens`` and ``elsewhere_squares`` of that part of it which decode instances never compute.
 
     Computing tokens ``p`` to ``n`` costs ``a (n - p) + b (n^2 - p^2)``: ``squares`` sums the latter differences.
     Gaps are those between tokens: decode steps after the first token. ``contexts`` sums the context over them,
@@ -51,10 +56,13 @@ class Demand:
     output_tokens: Floats
     tokens: Floats
     squares: Floats
+    elsewhere_tokens: Floats
+    elsewhere_squares: Floats
     gaps: Floats
     contexts: Floats
     room: Floats
     room_steps: Floats
+    decode_prefill_tokens: int
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -77,30 +85,44 @@ def prompt_blocks(requests: Sequence[Request], block_tokens: int) -> PromptBlock
     return PromptBlocks(number, position, block, reusable.astype(float), due.astype(float), users)
 
 
-def demand(requests: Sequence[Request], blocks: PromptBlocks, block_tokens: int) -> Demand:
-    """``blocks`` are `prompt_blocks` of the same requests."""
+def demand(
+    requests: Sequence[Request], blocks: PromptBlocks, block_tokens: int, decode_prefill_tokens: int = 0
+) -> Demand:
+    """``blocks`` are `prompt_blocks` of the same requests.
+
+    ``decode_prefill_tokens`` are the most that a decode instance computes of a prompt.
+    """
     size = len(requests)
     prompt = np.array([request.prompt_tokens for request in requests], float)
     output = np.array([request.output_tokens for request in requests], float)
     hashed = np.array([len(request.hashes) for request in requests], float) * block_tokens
     block_squares = (2.0 * blocks.position + 1.0) * block_tokens**2
+    rest, rest_squares = prompt - hashed, prompt**2 - hashed**2
+    elsewhere = hashed < prompt - decode_prefill_tokens
+    last = blocks.position * block_tokens >= (prompt - decode_prefill_tokens)[blocks.request]
+    among_last = np.zeros(len(blocks.users), bool)
+    among_last[blocks.block[last]] = True
+    due_elsewhere = blocks.due * ~among_last[blocks.block]
     gaps = output - 1.0
-    room = (prompt - hashed) + _sums(blocks, block_tokens / blocks.users[blocks.block], size)
+    room = rest + _sums(blocks, block_tokens / blocks.users[blocks.block], size)
     return Demand(
         arrival_s=np.array([request.arrival_s for request in requests], float),
         prompt_tokens=prompt,
         output_tokens=output,
-        tokens=(prompt - hashed) + block_tokens * _sums(blocks, blocks.due, size),
-        squares=(prompt**2 - hashed**2) + _sums(blocks, blocks.due * block_squares, size),
+        tokens=rest + block_tokens * _sums(blocks, blocks.due, size),
+        squares=rest_squares + _sums(blocks, blocks.due * block_squares, size),
+        elsewhere_tokens=rest * elsewhere + block_tokens * _sums(blocks, due_elsewhere, size),
+        elsewhere_squares=rest_squares * elsewhere + _sums(blocks, due_elsewhere * block_squares, size),
         gaps=gaps,
         contexts=gaps * prompt + gaps * (gaps + 1.0) / 2.0,
         room=room,
         room_steps=gaps * room + gaps * (gaps + 1.0) / 2.0,
+        decode_prefill_tokens=decode_prefill_tokens,
     )
 
 
 def _sums(blocks: PromptBlocks, weights: Floats, requests: int) -> Floats:
-    return np.bincount(blocks.request, weights, requests)
+    return np.bincount(blocks.request, weights, requests).astype(np.float64)
 
 
 def _check(requests: Sequence[Request], block_tokens: int) -> None:

@@ -8,7 +8,6 @@ is rounded up to a tenth of a millisecond.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
 import numpy as np
 
+from conductor.costs import Floats
 from simulator.bounds.demand import Demand, PromptBlocks
 from simulator.cluster.specification import ClusterSpec
 from simulator.workloads.reuse import belady_hits, next_uses
@@ -31,7 +31,7 @@ def capacity_blocks(cluster: ClusterSpec, block_tokens: int) -> int:
 
 
 def capacity_reuse_tokens(
-    arrival_s: Sequence[float], blocks: PromptBlocks, capacity: int, block_tokens: int, longest_wait_s: float
+    arrival_s: Floats, blocks: PromptBlocks, capacity: int, block_tokens: int, longest_wait_s: float
 ) -> float:
     """Prompt tokens that memories of ``capacity`` blocks in all can reuse while no prefill ends later than
     ``longest_wait_s`` after its request's arrival.
@@ -47,7 +47,7 @@ def capacity_reuse_tokens(
     """
     if capacity < 1:
         raise ValueError(f"capacity must be at least one block, not {capacity}")
-    at_s = np.asarray(arrival_s)[blocks.request]
+    at_s = arrival_s[blocks.request]
     order = np.lexsort((np.arange(len(at_s)), blocks.block))
     same = np.diff(blocks.block[order]) == 0
     since_s = np.full(len(at_s), -inf)

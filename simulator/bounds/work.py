@@ -16,10 +16,15 @@ work, all steps can be charged for theirs; where a prompt's base is less than a 
 too. (A step that completes a prompt completes it once: the first time. What is computed again is not counted.)
 `Charge` says which of these ways of counting is taken; each is valid, and the one that counts most is best.
 
+**Roles.** Instances that prefill never decode. Those that decode may prefill as well, for nothing in an engine
+keeps a scheduler from it: they are taken as instances that do both, unless it is known how many tokens of a prompt
+they compute at most. Then what prefill instances must do is counted for them (`Demand.elsewhere_tokens`), and
+prefill on decode instances not at all.
+
 **Different instance classes.** Each instance has a speed, and the least work is measured in units of which an
-instance does ``speed`` a second: a constant of the unit is the least of ``speed * constant`` over the instances. So
-whatever is done where, an instance needs at least ``units / speed`` seconds for it. That holds for any speeds; taken
-are those in inverse proportion to what the whole workload would cost on that class.
+instance does ``speed`` a second: a constant of the unit is the least of ``speed * constant`` over the instances.
+So whatever is done where, an instance needs at least ``units / speed`` seconds for it. That holds for any speeds;
+taken are those in inverse proportion to what the whole workload would cost on that class.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from conductor.costs import Floats, InstanceClass
+from conductor.costs import Floats
 from conductor.placement import Role
 from simulator.bounds.demand import Demand
 from simulator.cluster.specification import ClusterSpec, InstanceSpec
@@ -102,12 +107,25 @@ class _Costs:
     room_s: float = 0.0
 
     def prefill_s(self, demand: Demand) -> Floats:
-        return self.token_s * demand.tokens + self.square_s * demand.squares + self.prompt_s
+        """Of what decode instances never compute."""
+        return (
+            self.token_s * demand.elsewhere_tokens + self.square_s * demand.elsewhere_squares + self.prompt_s
+        )
 
     def decode_s(self, demand: Demand) -> Floats:
         return (
             self.sequence_s * demand.gaps + self.context_s * demand.contexts + self.room_s * demand.room_steps
         )
+
+
+def roles_at_will(cluster: ClusterSpec) -> ClusterSpec:
+    """The same instances, of which those that decode may prefill as much as they like."""
+    return replace(
+        cluster,
+        instances=tuple(
+            replace(i, role=Role.MIXED) if i.role is Role.DECODE else i for i in cluster.instances
+        ),
+    )
 
 
 def least_work(cluster: ClusterSpec, demand: Demand, *, all_served: bool) -> Work:
@@ -148,13 +166,13 @@ def _work(cluster: ClusterSpec, demand: Demand, charge: Charge) -> Work:
     least_decode_s = min(totals[i.name][1] for i in decodes)
     speed: dict[str, float] = {}
     for instance in cluster.instances:
-        prefill_s, decode_s = totals[instance.name]
+        both_s = totals[instance.name]
         if instance.role is Role.PREFILL:
-            speed[instance.name] = _ratio(least_prefill_s, prefill_s)
+            speed[instance.name] = _ratio(least_prefill_s, both_s[0])
         elif instance.role is Role.DECODE:
-            speed[instance.name] = _ratio(least_decode_s, decode_s)
+            speed[instance.name] = _ratio(least_decode_s, both_s[1])
         else:
-            speed[instance.name] = _ratio(least_prefill_s + least_decode_s, prefill_s + decode_s)
+            speed[instance.name] = _ratio(least_prefill_s + least_decode_s, sum(both_s))
 
     def least(name: str, instances: Sequence[InstanceSpec]) -> float:
         return min(speed[i.name] * float(getattr(costs[i.name], name)) for i in instances)
@@ -165,7 +183,8 @@ def _work(cluster: ClusterSpec, demand: Demand, charge: Charge) -> Work:
     unit = _Costs(
         token_s=least("token_s", prefills),
         square_s=least("square_s", prefills),
-        prompt_s=least("prompt_s", prefills),
+        # A prompt that a decode instance finishes need not begin on any other.
+        prompt_s=0.0 if demand.decode_prefill_tokens else least("prompt_s", prefills),
         given_up_s=max(speed[i.name] * costs[i.name].given_up_s for i in prefills),
         sequence_s=least("sequence_s", decodes),
         context_s=least("context_s", decodes),
@@ -214,28 +233,25 @@ def _hidden_part(instance: InstanceSpec) -> float:
 
 def _own_s(cluster: ClusterSpec, demand: Demand) -> Floats:
     """The least TTFT of each request: its due prefill in a row on the best of constants, a step at least."""
-    prefills = [i for i in cluster.instances if i.role is not Role.DECODE]
+    handed_off = not demand.decode_prefill_tokens and all(i.role is not Role.MIXED for i in cluster.instances)
+    prefills = [i for i in cluster.instances if i.role is not Role.DECODE or demand.decode_prefill_tokens]
 
     def least(name: str) -> float:
         return min(float(getattr(i.instance_class, name)) / i.pipeline for i in prefills)
 
-    alone = _Costs(
-        token_s=least("prefill_s_per_token"),
-        square_s=least("prefill_s_per_token_squared"),
-        prompt_s=least("prefill_base_s"),
+    own_s = np.maximum(
+        least("prefill_s_per_token") * demand.tokens
+        + least("prefill_s_per_token_squared") * demand.squares
+        + least("prefill_base_s"),
+        least("decode_base_s"),
     )
-    own_s = np.maximum(alone.prefill_s(demand), least("decode_base_s"))
-    if any(i.role is Role.MIXED for i in cluster.instances):
+    if not handed_off:
         return own_s
     # The instance that decodes says the first token, with its first step.
-    steps_s = [first_step_s(i.instance_class, demand) for i in cluster.instances if i.role is Role.DECODE]
-    return own_s + np.minimum.reduce(steps_s)
-
-
-def first_step_s(known: InstanceClass, demand: Demand) -> Floats:
-    """Seconds of a decode step of each request alone, over its prompt."""
-    prompts = demand.prompt_tokens.astype(np.int64)
-    return known.decode_step_s(np.ones(len(prompts), np.int64), prompts)
+    prompts, one = demand.prompt_tokens.astype(np.int64), np.ones(len(demand), np.int64)
+    decodes = [i.instance_class for i in cluster.instances if i.role is Role.DECODE]
+    first_step_s: Floats = np.min([each.decode_step_s(one, prompts) for each in decodes], axis=0)
+    return own_s + first_step_s
 
 
 def _room_tokens(cluster: ClusterSpec) -> int:
