@@ -102,9 +102,10 @@ def print_points(
         table.add_column(label, no_wrap=True)
     with_source = [name for name in columns if any(name in each for each in beside or ())]
     for name in columns:
-        table.add_column(FIGURES[name].heading, justify="right")
+        heading = FIGURES[name].heading.replace(" ", "\n")
+        table.add_column(heading, justify="right", no_wrap=True)
         if name in with_source:
-            table.add_column("source", justify="right")
+            table.add_column("source", justify="right", no_wrap=True)
     for i, (point, each) in enumerate(zip(points, figures, strict=True)):
         labels = dict(point.labels)
         cells = [labels.get(label, "") for label in shown]
@@ -114,6 +115,8 @@ def print_points(
             if name in with_source:
                 cells.append(figure.text((beside or [{}])[i].get(name)))
         table.add_row(*cells)
+    if not console.is_terminal:  # nothing is cut off where the width means nothing
+        console.width = max(console.width, console.measure(table).maximum)
     console.print(table)
 
 

@@ -11,13 +11,13 @@ from simulator.experiments.workload import Load, recorded_rate
 from simulator.workloads import TraceRecord
 
 _PRECISION: Final = 0.02  # of the rate found
-_MOST_DOUBLINGS: Final = 20
+_MOST_DOUBLINGS: Final = 12
 
 
 def highest_rate(serves: Callable[[float], bool], first_guess: float) -> float | None:
     """The highest rate that ``serves`` accepts, as far as it accepts all lower ones, to 2 % from below.
 
-    Doubles or halves from ``first_guess`` (at most 20 times), then bisects. None when it accepts no rate tried;
+    Doubles or halves from ``first_guess`` (at most 12 times), then bisects. None when it accepts no rate tried;
     the last rate tried when it refuses none.
     """
     rate = first_guess

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -42,7 +43,7 @@ def in_processes(jobs: int) -> Runner:
             return
         others = set(multiprocessing.active_children())
         with ProcessPoolExecutor(
-            processes, mp_context=multiprocessing.get_context("spawn"), initializer=_end_on_interrupt
+            processes, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
         ) as pool:
             numbers = {pool.submit(run_point, point): number for number, point in enumerate(points)}
             try:
@@ -86,8 +87,17 @@ def run_points(
     return [found[number] for number in range(len(points))]
 
 
-def _end_on_interrupt() -> None:
+def _end_with_parent() -> None:
+    """In a process of the pool: an interrupt, or the end of the process that started it, ends it at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _file(folder: Path, point: Point) -> Path:

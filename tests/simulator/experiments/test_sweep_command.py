@@ -122,10 +122,9 @@ def test_wrong_clusters_are_explained(trace: Path) -> None:
     assert "ratio 1p1d needs one group of instances for each of its roles" in str(result.exception)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_an_interrupt_ends_it_with_a_message(tmp_path: Path, jobs: str) -> None:
-    trace, kept = small_trace(tmp_path, requests=4_000), tmp_path / "kept"
+def start_long_sweep(folder: Path, jobs: str) -> subprocess.Popen[str]:
+    """It runs, and has one result in ``folder/kept``."""
+    trace, kept = small_trace(folder, requests=4_000), folder / "kept"
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "conductor.cli", "sweep", str(trace), "--cluster", "4"),
@@ -136,11 +135,26 @@ def test_an_interrupt_ends_it_with_a_message(tmp_path: Path, jobs: str) -> None:
         text=True,
         start_new_session=True,
     )
+    deadline_s = time.monotonic() + 60
+    while not (kept.is_dir() and any(kept.glob("*.json"))):
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.slow
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    process = start_long_sweep(tmp_path, "2")
+    process.kill()
+    process.communicate(timeout=30)  # until nobody holds its pipes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupt_ends_it_with_a_message(tmp_path: Path, jobs: str) -> None:
+    kept = tmp_path / "kept"
+    process = start_long_sweep(tmp_path, jobs)
     try:
-        deadline_s = time.monotonic() + 60
-        while not (kept.is_dir() and any(kept.glob("*.json"))):
-            assert process.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         output, errors = process.communicate(timeout=30)
     finally:
