@@ -25,7 +25,7 @@ from simulator.bounds.work import Work
 from simulator.cluster.specification import ClusterSpec
 
 UNITS = 200  # of flow, to the mean request
-_MOST_SLOTS = 4_096
+_MOST_SLOTS = 1_024
 _FINE_S = 0.25  # of the TTFT objective, a slot's width where there are not too many
 
 

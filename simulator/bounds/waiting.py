@@ -34,9 +34,9 @@ from simulator.bounds.one_machine import least_waiting_s
 from simulator.bounds.time_slots import SlotFlow, Slots, spans
 from simulator.bounds.work import Work
 
-SLOTS = 512
-FINE = 4
-UNITS = 300  # of flow, to the mean request
+SLOTS = 128
+FINE = 12
+UNITS = 400  # of flow, to the mean request
 _CONTENDED = 0.5  # of the own work: a flow of requests that wait less is hardly worth its time
 
 
