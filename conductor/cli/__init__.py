@@ -19,6 +19,7 @@ _COMMANDS = {
     "emulate": "emulate",
     "replay": "replay",
     "simulate": "simulate",
+    "report": "report",
     "trace": "trace",
     "plan": "plan",
     "index": "index",

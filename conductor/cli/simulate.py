@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from conductor.admission import WaitingRoom
 from conductor.catalogue import INSTANCE_CLASSES
+from conductor.cli.kept_runs import keep_runs
+from conductor.cli.result_table import result_table
 from conductor.dispatcher import Dispatcher
 from conductor.placement import Objectives
 from conductor.policies import POLICIES, make_policy
@@ -30,7 +30,7 @@ from simulator.cluster import (
     requests_of,
     reuse_bound,
 )
-from simulator.report import request_rows, summary
+from simulator.report import Run, request_rows, summary
 from simulator.traces import TraceError, read_mooncake
 
 _SHOWN_EVERY = 64  # requests: drawing takes longer than simulating
@@ -77,6 +77,11 @@ def simulate(
     step_by_step: Annotated[
         bool, typer.Option("--step-by-step", help="Every engine step by itself: slow, for checks.")
     ] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a run file (conductor report) and a Perfetto trace of each policy."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one HTML page with plots of all policies.")] = None,
     requests: Annotated[bool, typer.Option("--requests", help="With --json: also each request.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on stdout instead of a table.")
@@ -99,18 +104,33 @@ def simulate(
         step_by_step=step_by_step,
     )
     figures: dict[str, dict[str, Any]] = {}
-    for name, simulated in _simulate(console, plan).items():
+    simulated_runs = _simulate(console, plan)
+    for name, simulated in simulated_runs.items():
         figures[name] = summary(simulated, plan.objectives)
         if requests:
             figures[name]["requests"] = request_rows(simulated)
+    title = f"{len(plan.requests)} requests, {speed:g} times as fast, on {cluster} x {instance_class}"
+    configuration = {
+        "trace": str(trace),
+        "cluster": cluster,
+        "instance_class": instance_class,
+        "speed": speed,
+        "hold": hold,
+        "cache_blocks": plan.layout.capacity_blocks,
+    }
+    if save is not None or html is not None:
+        runs = [
+            Run(name, {"policy": name, **configuration}, simulated, plan.objectives)
+            for name, simulated in simulated_runs.items()
+        ]
+        try:
+            for path in keep_runs(runs, title, save=save, html=html):
+                console.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False)
+        except OSError as error:
+            _fail(console, f"cannot write {error.filename}: {error.strerror}")
     if as_json:
         result = {
-            "trace": str(trace),
-            "cluster": cluster,
-            "instance_class": instance_class,
-            "speed": speed,
-            "hold": hold,
-            "cache_blocks": plan.layout.capacity_blocks,
+            **configuration,
             "ttft_objective_s": ttft_objective_s,
             "tbt_objective_s": tbt_objective_s,
             "prefix_cache_reuse_bound": round(reuse_bound(plan.requests), 6),
@@ -119,8 +139,8 @@ def simulate(
         json.dump(result, sys.stdout, indent=2)
         print()
     else:
-        title = f"{len(plan.requests)} requests, {speed:g} times as fast, on {cluster} x {instance_class}"
-        _print(Console(), title, figures, reuse_bound(plan.requests))
+        caption = f"one cache without limit would reuse {reuse_bound(plan.requests):.1%}"
+        Console().print(result_table(title, figures, caption=caption))
 
 
 def _layout(console: Console, cluster: str, instance_class: str, cache_blocks: int) -> Layout:
@@ -177,33 +197,3 @@ def _simulate(console: Console, plan: _Plan) -> dict[str, Simulated]:
 def _fail(console: Console, message: str) -> NoReturn:
     console.print(message, style="red", markup=False)
     raise typer.Exit(2)
-
-
-_COLUMNS = (  # heading, the figure's name, and which statistic of it; fractions are shown in per cent
-    ("TTFT\nmean", "time_to_first_token", "avg"),
-    ("\np50", "time_to_first_token", "p50"),
-    ("\np99", "time_to_first_token", "p99"),
-    ("TBT\nmean", "longest_tenth_token_latency", "avg"),
-    ("\np99", "longest_tenth_token_latency", "p99"),
-    ("TTFT\nmet %", "ttft_fraction", None),
-    ("TBT\nmet %", "tbt_fraction", None),
-    ("good\n%", "good_request_fraction", None),
-    ("reuse\n%", "prefix_cache_reused_ratio", None),
-)
-
-
-def _print(console: Console, title: str, figures: dict[str, dict[str, Any]], reusable: float) -> None:
-    caption = f"one cache without limit would reuse {reusable:.1%}"
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("policy", no_wrap=True)
-    for heading in (*(column[0] for column in _COLUMNS), "load\nCV", "not\nserved"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for policy, each in figures.items():
-        cells = []
-        for _, name, statistic in _COLUMNS:
-            if statistic is None:
-                cells.append(f"{each[name] * 100:.1f}")
-            else:
-                cells.append(f"{each[name][statistic]:,.0f}" if each[name] else "-")
-        table.add_row(policy, *cells, f"{each['load_variation']:.2f}", str(each["error_request_count"]))
-    console.print(table)

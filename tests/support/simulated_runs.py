@@ -45,7 +45,7 @@ def simulated(results: list[RequestResult], instances: tuple[str, ...] = INSTANC
     return Simulated(
         results=results,
         end_s=end_s,
-        busy_s={name: 0.5 * end_s for name in instances},
+        busy_s=dict.fromkeys(instances, 0.5 * end_s),
         load_variation=0.25,
         engine_runs=7,
         timeline=Timeline(
