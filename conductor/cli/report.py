@@ -35,7 +35,7 @@ def report(
     summaries = [document["summary"] for document in documents]
     out = Console()
     table = comparison_table(title, names, summaries)
-    if Measurement.get(out, out.options.update(width=10_000), table).minimum > out.width:
+    if Measurement.get(out, out.options.update(width=10_000), table).maximum > out.width:
         table = result_table(title, dict(zip(names, summaries, strict=True)), of="run")
     out.print(table)
     if html is not None:

@@ -152,7 +152,6 @@ def _heads(names: Sequence[str]) -> str:
 
 def _comparison(documents: Sequence[Mapping[str, Any]], names: Sequence[str], *, brief: bool) -> str:
     rows = [row for row in compare([d["summary"] for d in documents]) if row.figure.short or not brief]
-    several = len(documents) > 1
     differences = 1 < len(documents) <= _DIFFERENCES_UP_TO
     if brief:
         lines = "".join(_row(row, row.figure.short, differences=differences) for row in rows)
@@ -168,12 +167,23 @@ def _comparison(documents: Sequence[Mapping[str, Any]], names: Sequence[str], *,
     )
     if not brief:
         return f'<details class="card"><summary>All figures</summary>{table}</details>'
-    note = ""
-    if several:
-        rest = "; the others tell by how much they differ from it" if differences else ""
-        note = f"The best of each row is marked{rest}."
-    heading = "Runs side by side" if several else "Figures"
-    return f'<section class="card"><h2>{heading}</h2><p class="caption">{note}</p>{table}</section>'
+    if len(documents) == 1:
+        return _tiles(rows)
+    rest = "; the others tell by how much they differ from it" if differences else ""
+    return (
+        '<section class="card"><h2>Runs side by side</h2>'
+        f'<p class="caption">The best of each row is marked{rest}.</p>{table}</section>'
+    )
+
+
+def _tiles(rows: Sequence[Row]) -> str:
+    """The figures of a run that is alone."""
+    tiles = "".join(
+        f"<div><dt>{escape(row.figure.short)}</dt><dd>{escape(row.cells[0].text)} "
+        f'<span class="unit">{escape(row.figure.unit)}</span></dd></div>'
+        for row in rows
+    )
+    return f'<section class="card"><dl class="tiles">{tiles}</dl></section>'
 
 
 def _row(row: Row, label: str, *, differences: bool) -> str:

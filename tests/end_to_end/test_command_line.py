@@ -15,7 +15,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(conductor_command(*arguments), capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["serve", "emulate", "replay", "index", "config", "warm"])
+@pytest.mark.parametrize("command", ["serve", "emulate", "replay", "report", "index", "config", "warm"])
 def test_every_command_explains_itself(command: str) -> None:
     assert command in _run("--help").stdout
     helped = _run(command, "--help")

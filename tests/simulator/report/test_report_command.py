@@ -25,7 +25,7 @@ def invoke(command: object, *arguments: str | Path, columns: int = 80) -> Result
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / f"{seed}.json" for seed in range(4)]
+    paths = [tmp_path / f"{seed}.json" for seed in range(5)]
     for seed, path in enumerate(paths):
         write_run_file(path, Run(f"policy-{seed}", {"seed": seed}, busy_pairs(60, seed), Objectives()))
     return paths
@@ -44,11 +44,11 @@ def test_runs_are_compared_here_and_on_a_page(files: list[Path], tmp_path: Path)
 
 
 def test_more_runs_than_fit_are_rows(files: list[Path]) -> None:
-    result = invoke(report, *files, columns=76)
+    result = invoke(report, *files)
     assert result.exit_code == 0, result.output
     rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
-    assert {f"policy-{seed}" for seed in range(4)} <= rows.keys()
-    assert invoke(report, *files, columns=100).stdout.count("Time to first token") == 1
+    assert {f"policy-{seed}" for seed in range(5)} <= rows.keys()
+    assert invoke(report, *files, columns=120).stdout.count("Time to first token") == 1
 
 
 def test_mistakes_are_explained(files: list[Path], tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_runs import INSTANCES, busy_pairs, finished, lost, simulated
 
+from conductor.cli.live_replay import RequestResult
+from conductor.cli.live_replay import measured as measured_over_http
 from conductor.placement import Objectives
 from simulator.cluster import Timeline
 from simulator.report import Run, RunFileError, measured, read_run_file, run_document, write_run_file
@@ -167,3 +169,12 @@ def test_a_run_that_served_nothing_is_a_document(tmp_path: Path) -> None:
     write_run_file(tmp_path / "run.json", Run("nothing", {}, simulated([lost(0, 0.0)]), OBJECTIVES))
     curves = read_run_file(tmp_path / "run.json")["curves"]
     assert curves["ttft"] == {"ms": [], "percent": []}
+
+
+def test_a_replay_over_http_is_a_document(tmp_path: Path) -> None:
+    seen = [RequestResult(sent_s=0.1 * n, ttft_s=0.5, duration_s=1.0, gaps_s=[0.05] * 10) for n in range(30)]
+    seen.append(RequestResult(sent_s=4.0, error="HTTP 429: full"))
+    write_run_file(tmp_path / "run.json", Run("live", {}, measured_over_http(seen, 5.0), OBJECTIVES))
+    document = read_run_file(tmp_path / "run.json")
+    assert document["curves"]["heatmaps"] is document["curves"]["load_variation"] is None
+    assert document["curves"]["ttft"]["percent"][-1] == pytest.approx(30 / 31 * 100, abs=1e-3)
