@@ -93,21 +93,26 @@ async function draw() {
   document.body.dataset.drawn = String(drawn);
 }
 
+let drawing = Promise.resolve();
+function redraw() {
+  drawing = drawing.then(draw); // one after the other: a chart cannot be drawn twice at once
+}
+
 for (const button of runButtons) {
   button.addEventListener("click", () => {
     const run = Number(button.dataset.run);
     if (shown.has(run)) shown.delete(run);
     else shown.add(run);
     button.setAttribute("aria-pressed", String(shown.has(run)));
-    draw();
+    redraw();
   });
 }
 for (const button of choiceButtons) {
   button.addEventListener("click", () => {
     choice = button.dataset.choice;
     for (const each of choiceButtons) each.setAttribute("aria-pressed", String(each === button));
-    draw();
+    redraw();
   });
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-draw();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+redraw();

@@ -158,3 +158,30 @@ def test_a_browser_draws_every_chart(tmp_path: Path, which: slice) -> None:
         assert 'class="main-svg"' in document[begin : begin + 3_000], chart["key"]
     assert len(re.findall(r'class="trace scatter', document)) >= 6
     assert len(re.findall(r'class="hm"', document)) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_runs_and_percentiles_are_switched(tmp_path: Path) -> None:
+    clicks = "".join(
+        f'document.querySelector("button[data-{what}]").click();' for what in ("run='1'", "choice='p99'")
+    )
+    page = html_report("clicked", runs()).replace(
+        "</body></html>", f"<script>{clicks}</script></body></html>"
+    )
+    document, log = browsed(page, tmp_path)
+    assert "CONSOLE" not in log, log
+    assert f'data-drawn="{len(embedded(page)) - 1}"' in document, "all but the heatmaps of that run"
+    assert re.search(r'<section [^>]*id="card-gauges-1" hidden', document)
+    over_time = document[document.index('id="chart-ttft-over-time"') :]
+    over_time = over_time[: over_time.index("</section>")]
+    assert len(re.findall(r'class="trace scatter', over_time)) == 2, "p99 of the two runs left"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_broken_page_would_be_noticed(tmp_path: Path) -> None:
+    page = html_report("broken", runs()[:1]).replace("Plotly.react(", "Plotly.redact(")
+    document, log = browsed(page, tmp_path)
+    assert "CONSOLE" in log
+    assert "data-drawn" not in document.split("<script")[0]
