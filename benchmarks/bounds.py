@@ -24,14 +24,12 @@ from simulator.bounds import bounds
 from simulator.cluster import (
     ClusterSimulation,
     Request,
-    conversations,
     make_scheduler,
-    read_layout,
     requests_of,
-    summary,
     uniform,
 )
-from simulator.traces import read_mooncake
+from simulator.report import summary
+from simulator.workloads import generate, read_mooncake
 
 CLUSTERS = ("8", "4p4d")
 RATES = (6.0, 18.0, 24.0)
@@ -48,8 +46,9 @@ def compare(cluster: str, requests: list[Request]) -> dict[str, Any]:
     bound = bounds(uniform(cluster, LLAMA_8B_H100), requests, OBJECTIVES)
     taken_s = time.process_time() - before_s
     split = bounds(uniform(cluster, LLAMA_8B_H100), requests, OBJECTIVES, decode_prefill_tokens=REST_TOKENS)
-    scheduler = make_scheduler(read_layout(cluster, LLAMA_8B_H100), make_policy("slo"), OBJECTIVES)
-    found = summary(ClusterSimulation(scheduler).run(requests), OBJECTIVES)
+    spec = uniform(cluster, LLAMA_8B_H100)
+    scheduler = make_scheduler(spec, make_policy("slo"), OBJECTIVES)
+    found = summary(ClusterSimulation(scheduler, spec).run(requests), OBJECTIVES)
     mean_ttft_s = found["time_to_first_token"]["avg"] / 1e3
     return {
         "requests": len(requests),
@@ -77,11 +76,11 @@ def compare(cluster: str, requests: list[Request]) -> dict[str, Any]:
 def measure(*, quick: bool, traces: Path | None) -> dict[str, Any]:
     count = 800 if quick else 12_000
     result: dict[str, Any] = {"benchmark": "bounds"}
-    warm_up = list(requests_of(conversations(50, requests_per_s=10.0)))
+    warm_up = list(requests_of(generate("chat", 50, 10.0, seed=0)))
     compare("8", warm_up)
     for cluster in CLUSTERS:
         for rate in RATES:
-            requests = list(requests_of(conversations(count, requests_per_s=rate)))
+            requests = list(requests_of(generate("chat", count, rate, seed=0)))
             result[f"generated {rate:g}/s {cluster}"] = compare(cluster, requests)
     if traces is None or not (traces / TRACE).exists():
         return result

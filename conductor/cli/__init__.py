@@ -20,6 +20,7 @@ _COMMANDS = {
     "replay": "replay",
     "sweep": "sweep",
     "experiment": "experiment",
+    "report": "report",
     "trace": "trace",
     "plan": "plan",
     "index": "index",

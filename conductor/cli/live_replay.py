@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import numpy as np
@@ -16,9 +16,10 @@ import orjson
 from numpy.typing import NDArray
 
 from conductor.placement import Objectives
-from simulator.cluster import Outcome
-from simulator.report import Measured, summary
 from simulator.workloads import TraceRecord, prompt_tokens
+
+if TYPE_CHECKING:
+    from simulator.report import Measured
 
 _USAGE_FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)":\s*(\d+)')
 _TAIL_BYTES = 2048
@@ -161,6 +162,8 @@ def report(
     results: Sequence[RequestResult], wall_s: float, objectives: Objectives | None = None
 ) -> dict[str, Any]:
     """The replay in figures: those of `simulator.report.summary`, and what only a client over HTTP can tell."""
+    from simulator.report import summary  # takes a second, which the requests should not wait for
+
     run = measured(results, wall_s)
     prefills, decodes = Counter(run.prefill_instances), Counter(run.decode_instances)
     return {
@@ -176,6 +179,9 @@ def report(
 
 def measured(results: Sequence[RequestResult], wall_s: float) -> Measured:
     """A replay as columns; queues, tiers and gauges are the engines' own and not seen from here."""
+    from simulator.cluster import Outcome
+    from simulator.report import Measured
+
     sent = sorted(results, key=lambda result: result.sent_s)
     ok = [result for result in sent if result.error is None]
     rejected = sum(r.error is not None and r.error.startswith("HTTP 429") for r in results)

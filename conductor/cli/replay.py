@@ -89,6 +89,17 @@ def replay(
     rate: Rate = None,
     seed: Seed = 0,
     json_path: JsonOption = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a run file (conductor report) and a Perfetto trace of each policy."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one HTML page with plots of all policies.")] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a trace for ui.perfetto.dev; of one policy. Compressed where it ends in .gz."
+        ),
+    ] = None,
     requests: Annotated[
         bool, typer.Option("--requests", help="In the JSON report also each request.")
     ] = False,
@@ -143,6 +154,9 @@ def replay(
         "--set": settings,
         "--admission": admission,
         "--hold": hold,
+        "--save": save,
+        "--html": html,
+        "--perfetto": perfetto,
         "--requests": requests,
         "--step-by-step": step_by_step,
     }
@@ -197,7 +211,9 @@ def replay(
         except ValueError as error:
             fail(console, f"cannot read the trace: {error}")
         plan = SimulationPlan(trace, cluster, setup, policies, workload, load, bounds, step_by_step)
-        replay_simulated(console, plan, SimulationOutputs(json_path, requests))
+        if perfetto is not None and len(policies) > 1:
+            fail(console, "--perfetto is of one policy; --save FOLDER writes a trace of each")
+        replay_simulated(console, plan, SimulationOutputs(json_path, requests, save, html, perfetto))
 
 
 def _replay_live(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from conductor.cli.json_output import write_json
+from conductor.cli.kept_runs import keep_runs
 from conductor.cli.progress import progress_bar
+from conductor.cli.result_table import result_table
 from conductor.cli.trace_options import fail
 from conductor.policies import POLICIES
 from simulator.bounds import Bounds, bounds
@@ -19,7 +20,7 @@ from simulator.cluster import Simulated
 from simulator.cluster.cluster_file import ClusterFile
 from simulator.experiments.point import simulate
 from simulator.experiments.workload import Load, Requests
-from simulator.report import request_rows, summary
+from simulator.report import Run, request_rows, summary, write_chrome_trace
 
 _SHOWN_EVERY = 64  # requests: drawing takes longer than simulating
 
@@ -44,6 +45,9 @@ class SimulationOutputs:
 
     json_path: str | None = None
     with_requests: bool = False
+    save: Path | None = None  # folder
+    html: Path | None = None
+    perfetto: Path | None = None  # of the only policy
 
 
 def read_policies(console: Console, names: str | None, default: str) -> list[str]:
@@ -83,8 +87,43 @@ def replay_simulated(console: Console, plan: SimulationPlan, outputs: Simulation
             }
         write_json(outputs.json_path, _report(plan, policies))
     if outputs.json_path != "-":
-        title = f"{len(plan.workload.requests)} requests, {_load(plan.load)}, on {plan.cluster}"
-        _print(Console(), title, figures)
+        Console().print(result_table(_title(plan), figures, caption=_caption(next(iter(figures.values())))))
+    _keep(console, plan, simulated, limits, outputs)
+
+
+def _keep(
+    console: Console,
+    plan: SimulationPlan,
+    simulated: dict[str, Simulated],
+    limits: Bounds | None,
+    outputs: SimulationOutputs,
+) -> None:
+    """Run files, traces and the page, where they were asked for."""
+    configuration = {
+        "trace": plan.trace,
+        "cluster": plan.cluster,
+        "speed": plan.load.speed,
+        "rate": plan.load.rate,
+    }
+    scheduling = plan.setup.scheduling.model_dump(mode="json", exclude={"policy", "objectives"})
+    runs = [
+        Run(
+            *(policy, {"policy": policy, **configuration, **scheduling}, each),
+            *(plan.setup.scheduling.objectives_s(), limits),
+        )
+        for policy, each in simulated.items()
+    ]
+    outages = plan.setup.cluster.outages
+    try:
+        written = keep_runs(runs, _title(plan), save=outputs.save, html=outputs.html, outages=outages)
+        if outputs.perfetto is not None:
+            (only,) = simulated.values()
+            write_chrome_trace(outputs.perfetto, only, outages)
+            written.append(outputs.perfetto)
+    except OSError as error:
+        fail(console, f"cannot write {error.filename}: {error.strerror}")
+    for path in written:
+        console.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
 
 
 def _simulate(console: Console, plan: SimulationPlan) -> dict[str, Simulated]:
@@ -145,47 +184,17 @@ def _load(load: Load) -> str:
     return "as recorded" if load.speed in (None, 1.0) else f"{load.speed:g} times as fast"
 
 
-_COLUMNS = (  # heading, the figure's name, and which statistic of it; fractions are shown in per cent
-    ("TTFT\nmean", "time_to_first_token", "avg"),
-    ("\np50", "time_to_first_token", "p50"),
-    ("\np99", "time_to_first_token", "p99"),
-    ("TBT\nmean", "longest_tenth_token_latency", "avg"),
-    ("\np99", "longest_tenth_token_latency", "p99"),
-    ("TTFT\nmet %", "ttft_fraction", None),
-    ("TBT\nmet %", "tbt_fraction", None),
-    ("good\n%", "good_request_fraction", None),
-    ("reuse\n%", "prefix_cache_reused_ratio", None),
-)
+def _title(plan: SimulationPlan) -> str:
+    return f"{len(plan.workload.requests)} requests, {_load(plan.load)}, on {plan.cluster}"
 
 
-def _print(console: Console, title: str, figures: dict[str, dict[str, Any]]) -> None:
-    limits = next(iter(figures.values()))["bounds"]
-    caption = "bound: what no scheduler can exceed" if limits else None
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("policy", no_wrap=True)
-    for heading in (*(column[0] for column in _COLUMNS), "load\nCV", "not\nserved"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for policy, each in figures.items():
-        cells = []
-        for _, name, statistic in _COLUMNS:
-            if statistic is None:
-                cells.append(f"{each[name] * 100:.1f}")
-            else:
-                cells.append(f"{each[name][statistic]:,.0f}" if each[name] else "-")
-        table.add_row(policy, *cells, f"{each['load_variation']:.2f}", str(each["error_request_count"]))
-    if limits:
-        table.add_section()
-        table.add_row("bound", *_bound_cells(limits, next(iter(figures.values()))), "", "")
-    console.print(table)
-
-
-def _bound_cells(limits: dict[str, float], figures: dict[str, Any]) -> list[str]:
-    requests = figures["request_count"] + figures["error_request_count"]
-    of = {
-        ("time_to_first_token", "avg"): f"{limits['mean_time_to_first_token']:,.0f}",
-        ("good_request_fraction", None): f"{limits['good_request_count'] / requests:.1%}".rstrip("%"),
-        ("prefix_cache_reused_ratio", None): f"{limits['prefix_cache_reused_ratio_capacity']:.1%}".rstrip(
-            "%"
-        ),
-    }
-    return [of.get((name, statistic), "") for _, name, statistic in _COLUMNS]
+def _caption(figures: dict[str, Any]) -> str | None:
+    """What the table's columns of gaps refer to."""
+    limits = figures["bounds"]
+    if limits is None:
+        return None
+    good = limits["good_request_count"] / (figures["request_count"] + figures["error_request_count"])
+    return (
+        f"bnd, what no scheduler can exceed: TTFT {limits['mean_time_to_first_token']:,.0f}, good {good:.1%}, "
+        f"reuse {limits['prefix_cache_reused_ratio_capacity']:.1%}"
+    )

@@ -58,13 +58,14 @@ class Measured:
 
 
 def measured(simulated: Simulated) -> Measured:
-    """A simulated run as columns."""
+    """A simulated run as columns. What decodes where it was prefilled is received when that ends."""
     results = sorted(simulated.results, key=lambda result: (result.arrival_s, result.number))
     served = [result for result in results if result.outcome is Outcome.FINISHED]
     counted = Counter(result.outcome for result in results)
     several = _column(served, "output_tokens") > 1
     slower = {tier: sum(getattr(r, f"{tier}_tokens") for r in served) for tier in SLOWER_TIERS}
     reused = sum(result.cached_tokens for result in served)
+    prefilled_s, received_s = _column(served, "prefilled_s"), _column(served, "received_s")
     return Measured(
         outcomes={kind.value: counted[kind] for kind in Outcome},
         duration_s=simulated.end_s,
@@ -79,8 +80,8 @@ def measured(simulated: Simulated) -> Measured:
         e2e_s=_column(served, "e2e_s"),
         predicted_ttft_s=_column(served, "predicted_ttft_s"),
         queue_s=_column(served, "queue_s"),
-        prefilled_s=_column(served, "prefilled_s"),
-        received_s=_column(served, "received_s"),
+        prefilled_s=prefilled_s,
+        received_s=np.where(np.isnan(received_s), prefilled_s, received_s),
         prefill_instances=tuple(result.prefill_instance for result in served),
         decode_instances=tuple(result.decode_instance for result in served),
         retries=sum(result.retries for result in results),

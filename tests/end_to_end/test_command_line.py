@@ -16,7 +16,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "emulate", "replay", "sweep", "experiment", "index", "config", "warm"]
+    "command", ["serve", "emulate", "replay", "sweep", "experiment", "report", "index", "config", "warm"]
 )
 def test_every_command_explains_itself(command: str) -> None:
     assert command in _run("--help").stdout

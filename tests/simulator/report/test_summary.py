@@ -146,4 +146,6 @@ def test_columns_are_by_arrival_and_unknown_is_nan() -> None:
     assert run.arrival_s.tolist() == [1.0, 2.0]
     assert run.ttft_s.tolist() == [0.65, 0.9]
     assert np.isnan(run.prefilled_s).tolist() == [False, True]
+    stays = measured(simulated([finished(0, 0.0, decode_instance="p0", received_s=float("inf"))]))
+    assert stays.received_s.tolist() == stays.prefilled_s.tolist() == [0.5]
     assert (run.requests, run.served, run.arrival_span_s) == (3, 2, 2.0)
