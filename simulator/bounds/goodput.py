@@ -26,13 +26,15 @@ from simulator.cluster.specification import ClusterSpec
 
 UNITS = 200  # of flow, to the mean request
 _MOST_SLOTS = 1_024
-_FINE_S = 0.25  # of the TTFT objective, a slot's width where there are not too many
+_ROUNDING = 1.0 + 1e-9
+_FINE = 0.25  # of the TTFT objective, a slot's width where there are not too many
 
 
 def feasible(cluster: ClusterSpec, demand: Demand, work: Work, objectives: Objectives) -> Floats:
     """1 for requests that could be good alone in the cluster, else 0."""
-    prefills = max(i.kv_tokens for i in cluster.instances if i.role is not Role.DECODE)
-    fits = demand.prompt_tokens <= prefills
+    fits = demand.prompt_tokens <= max(
+        i.kv_tokens for i in cluster.instances if i.role is not Role.DECODE or demand.decode_prefill_tokens
+    )
     decodes = np.zeros(len(demand), bool)
     for instance in cluster.instances:
         if instance.role is Role.PREFILL:
@@ -41,9 +43,9 @@ def feasible(cluster: ClusterSpec, demand: Demand, work: Work, objectives: Objec
         # The mean gap; contexts are summed over the gaps.
         context = demand.contexts / np.maximum(demand.gaps, 1.0)
         gap_s = known.decode_base_s + known.decode_s_per_sequence + known.decode_s_per_context_token * context
-        quick = (demand.gaps == 0.0) | (gap_s <= objectives.tbt_s)
+        quick = (demand.gaps == 0.0) | (gap_s <= objectives.tbt_s * _ROUNDING)
         decodes |= quick & (demand.prompt_tokens + demand.output_tokens <= instance.kv_tokens)
-    return (fits & decodes & (work.own_s <= objectives.ttft_s)).astype(float)
+    return (fits & decodes & (work.own_s <= objectives.ttft_s * _ROUNDING)).astype(float)
 
 
 def most_good(work: Work, gaps: Floats, possible: Floats, objectives: Objectives) -> int:
@@ -73,7 +75,7 @@ def most_good(work: Work, gaps: Floats, possible: Floats, objectives: Objectives
 
 
 def _slots(start_s: float, end_s: float, objectives: Objectives) -> Slots:
-    wanted = (end_s - start_s) / (_FINE_S * objectives.ttft_s)
+    wanted = (end_s - start_s) / (_FINE * objectives.ttft_s)
     count = 1 << max(int(np.ceil(np.log2(max(wanted, 1.0)))), 0)
     count = min(count, _MOST_SLOTS)
     return Slots(start_s, (end_s - start_s) / count, count)
