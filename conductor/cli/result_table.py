@@ -23,25 +23,39 @@ _COLUMNS: Final = (  # heading, the figure's path in a summary, and how it is sh
     ("load\nCV", ("load_variation",), "{:.2f}"),
     ("not\nserved", ("error_request_count",), "{:d}"),
 )
-_GAPS: Final = (  # with bounds only
-    ("TTFT\nx bnd", ("gaps", "mean_time_to_first_token_ratio"), "{:.2f}"),
-    ("good\n% bnd", ("gaps", "good_request_fraction_of_bound"), "{:.1%}"),
-    ("reuse\n% bnd", ("gaps", "reuse_fraction_of_capacity_bound"), "{:.1%}"),
-)
 
 
-def result_table(
-    title: str, summaries: Mapping[str, Mapping[str, Any]], *, caption: str | None = None, of: str = "policy"
-) -> Table:
-    """A row for each run, by its name; ``of`` heads the names. Times are in milliseconds; fits 80 columns."""
+def result_table(title: str, summaries: Mapping[str, Mapping[str, Any]], *, of: str = "policy") -> Table:
+    """A row for each run, by its name; ``of`` heads the names. Times are in milliseconds; fits 80 columns.
+
+    The last row has the bounds, where all runs have the same.
+    """
+    every = list(summaries.values())
+    limits = every[0]["bounds"] if all(each["bounds"] == every[0]["bounds"] for each in every) else None
+    caption = "bound: what no scheduler can exceed" if limits else None
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
     table.add_column(of, no_wrap=True)
-    columns = _COLUMNS + (_GAPS if any(summary["gaps"] for summary in summaries.values()) else ())
-    for heading, _, _ in columns:
+    for heading, _, _ in _COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, summary in summaries.items():
-        table.add_row(name, *(_cell(summary, path, form) for _, path, form in columns))
+        table.add_row(name, *(_cell(summary, path, form) for _, path, form in _COLUMNS))
+    if limits:
+        table.add_section()
+        table.add_row("bound", *_bound_cells(limits, every[0]))
     return table
+
+
+def _bound_cells(limits: Mapping[str, float], summary: Mapping[str, Any]) -> list[str]:
+    requests = summary["request_count"] + summary["error_request_count"]
+    known = {
+        "time_to_first_token": {"avg": limits["mean_time_to_first_token"]},
+        "good_request_fraction": limits["good_request_count"] / requests,
+        "prefix_cache_reused_ratio": limits["prefix_cache_reused_ratio_capacity"],
+    }
+    return [
+        _cell(known, path, form) if path[0] in known and path[-1] in (path[0], "avg") else ""
+        for _, path, form in _COLUMNS
+    ]
 
 
 def comparison_table(title: str, names: Sequence[str], summaries: Sequence[Mapping[str, Any]]) -> Table:

@@ -87,7 +87,7 @@ def replay_simulated(console: Console, plan: SimulationPlan, outputs: Simulation
             }
         write_json(outputs.json_path, _report(plan, policies))
     if outputs.json_path != "-":
-        Console().print(result_table(_title(plan), figures, caption=_caption(next(iter(figures.values())))))
+        Console().print(result_table(_title(plan), figures))
     _keep(console, plan, simulated, limits, outputs)
 
 
@@ -186,15 +186,3 @@ def _load(load: Load) -> str:
 
 def _title(plan: SimulationPlan) -> str:
     return f"{len(plan.workload.requests)} requests, {_load(plan.load)}, on {plan.cluster}"
-
-
-def _caption(figures: dict[str, Any]) -> str | None:
-    """What the table's columns of gaps refer to."""
-    limits = figures["bounds"]
-    if limits is None:
-        return None
-    good = limits["good_request_count"] / (figures["request_count"] + figures["error_request_count"])
-    return (
-        f"bnd, what no scheduler can exceed: TTFT {limits['mean_time_to_first_token']:,.0f}, good {good:.1%}, "
-        f"reuse {limits['prefix_cache_reused_ratio_capacity']:.1%}"
-    )
