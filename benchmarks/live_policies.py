@@ -89,6 +89,7 @@ def run(policy: str, trace: Path, limit: int, speed: float, cluster: str) -> dic
                 "--limit",
                 str(limit),
                 "--json",
+                "-",
             ),
             stdout=subprocess.PIPE,
             stderr=None if sys.stderr.isatty() else subprocess.DEVNULL,
@@ -126,13 +127,13 @@ def main() -> None:
         for policy in options.policies:
             figures = run(policy, trace, options.limit, options.speed, options.cluster)
             results[policy] = {
-                "succeeded": figures["succeeded"],
-                "failed": figures["failed"],
-                "token_reuse_rate": round(figures["token_reuse_rate"], 4),
-                "ttft_mean_ms": round(figures["ttft_s"]["mean"] * 1e3, 1),
-                "ttft_p50_ms": round(figures["ttft_s"]["p50"] * 1e3, 1),
-                "ttft_p99_ms": round(figures["ttft_s"]["p99"] * 1e3, 1),
-                "tbt_p50_ms": round(figures["tbt_s"]["p50"] * 1e3, 1),
+                "request_count": figures["request_count"],
+                "error_request_count": figures["error_request_count"],
+                "reused_ratio": round(figures["prefix_cache_reused_ratio"], 4),
+                "ttft_mean_ms": round(figures["time_to_first_token"]["avg"], 1),
+                "ttft_p50_ms": round(figures["time_to_first_token"]["p50"], 1),
+                "ttft_p99_ms": round(figures["time_to_first_token"]["p99"], 1),
+                "tbt_p50_ms": round(figures["longest_tenth_token_latency"]["p50"], 1),
                 "prefill_load_cv": round(figures["prefill_load_cv"], 3),
             }
     first = results[options.policies[0]]

@@ -24,7 +24,7 @@ import numpy as np
 
 from conductor.admission import OutputLengths
 from conductor.placement import PlacementRequest
-from simulator.traces import read_mooncake
+from simulator.workloads import read_mooncake
 
 S_PER_TOKEN = 0.03
 ASSUMED_TOKENS = 256

@@ -1,7 +1,7 @@
 """How fast clusters are simulated: requests per second and per CPU second, scheduler included.
 
 One process. Eight mixed instances and four with four, of the class llama-3.1-8b-h100, serve generated conversations
-(Poisson arrivals, shared prefixes, mean answer 340 tokens) under `slo`, `lmetric` and `round_robin`; with
+(``conductor trace generate chat``) under `slo`, `lmetric` and `round_robin`; with
 ``--traces FOLDER`` also the Mooncake conversation trace (``conversation_trace.jsonl``) at twice its speed. Then the
 closed form beside single steps, on the same requests: how much faster, and by how much the worst TTFT differs.
 Reading the trace and compiling kernels is not counted.
@@ -24,12 +24,11 @@ from simulator.cluster import (
     ClusterSimulation,
     Request,
     Simulated,
-    conversations,
     make_scheduler,
     requests_of,
     uniform,
 )
-from simulator.traces import read_mooncake
+from simulator.workloads import generate, read_mooncake
 
 POLICIES = ("slo", "lmetric", "round_robin")
 CLUSTERS = ("8", "4p4d")
@@ -79,7 +78,7 @@ def beside_single_steps(requests: list[Request]) -> dict[str, Any]:
 
 
 def measure(*, quick: bool, traces: Path | None) -> dict[str, Any]:
-    generated = list(requests_of(conversations(2_000 if quick else 10_000, requests_per_s=REQUESTS_PER_S)))
+    generated = list(requests_of(generate("chat", 2_000 if quick else 10_000, REQUESTS_PER_S, seed=0)))
     simulate(generated[:100], "8", "slo")  # compiles, or loads what was compiled
     rounds = 2 if quick else 3
     result: dict[str, Any] = {

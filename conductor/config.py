@@ -6,7 +6,6 @@ Precedence: flags, then ``CONDUCTOR_*`` environment variables (``__`` between le
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +22,7 @@ from pydantic_settings import (
 from cache_index.mooncake import DEFAULT_RECONCILE_S
 from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
+from conductor.configuration_faults import explain
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
 from conductor.policies import make_policy
@@ -309,7 +309,7 @@ def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -
         return Config(_file=content, **(flags or {}))  # type: ignore[call-arg]
     except ValidationError as error:
         where = str(path) if path is not None else "configuration"
-        raise ConfigError("\n".join(f"{where}: {line}" for line in _explain(error))) from None
+        raise ConfigError("\n".join(f"{where}: {line}" for line in explain(error, Config))) from None
 
 
 def parse_cluster_shape(shape: str) -> list[Role]:
@@ -320,31 +320,3 @@ def parse_cluster_shape(shape: str) -> list[Role]:
     if shape.isdecimal() and int(shape) > 0:
         return [Role.MIXED] * int(shape)
     raise ValueError(f"{shape!r} is no cluster shape; write for example 2p2d (prefill/decode) or 4 (mixed)")
-
-
-def _explain(error: ValidationError) -> list[str]:
-    lines = []
-    for problem in error.errors():
-        location = [str(part) for part in problem["loc"]]
-        key = ".".join(location) or "(top level)"
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key {key!r}{_suggestion(problem['loc'])}")
-        elif problem["type"] == "missing":
-            lines.append(f"{key!r} is required")
-        else:
-            lines.append(f"{key!r}: {problem['msg'].removeprefix('Value error, ')}")
-    return lines
-
-
-def _suggestion(location: tuple[int | str, ...]) -> str:
-    """What the key may have been meant to be, or which keys exist there."""
-    section: Any = Config
-    for part in location[:-1]:
-        if isinstance(part, str):
-            section = section.model_fields[part].annotation
-            section = next(
-                (a for a in getattr(section, "__args__", ()) if hasattr(a, "model_fields")), section
-            )
-    known = list(section.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known)}"

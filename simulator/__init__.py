@@ -8,7 +8,7 @@ from simulator.kv_cache import AllBlocksCleared, BlockRemoved, BlockStored, KvCa
 from simulator.link import SharedLink
 from simulator.performance import PROFILES, PerformanceModel
 from simulator.sequence import RemoteKv, Submission
-from simulator.traces import TraceError, TraceRecord, prompt_tokens, read_mooncake
+from simulator.workloads import TraceError, TraceRecord, prompt_tokens, read_mooncake
 
 __all__ = [
     "PROFILES",

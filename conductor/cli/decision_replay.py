@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from conductor import __version__
+from conductor.cli.json_output import write_json
 from conductor.decision_replay import DecisionReplay, PolicyReport, ReplayError, ReplayReport
 from conductor.journal import Recording, RecordingError, open_recording
 from conductor.policies import make_policy
 
 
-def replay_decisions(path: Path, policy: str | None, *, as_json: bool) -> None:
+def replay_decisions(path: Path, policy: str | None, json_path: str | None) -> None:
     """Exit code 0 when all decisions are equal, 1 at the first difference, 2 when the file cannot be used.
 
     With a policy, what it would have chosen at every decision.
@@ -29,15 +29,15 @@ def replay_decisions(path: Path, policy: str | None, *, as_json: bool) -> None:
         recording = open_recording(path)
         replay = DecisionReplay(recording)
         if policy is None:
-            _checked(recording, replay.check(), as_json=as_json)
+            _checked(recording, replay.check(), json_path)
         else:
-            _compared(recording, replay.compare(make_policy(policy)), as_json=as_json)
+            _compared(recording, replay.compare(make_policy(policy)), json_path)
     except (RecordingError, ReplayError, ValueError) as error:
         console.print(f"conductor: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
 
 
-def _checked(recording: Recording, report: ReplayReport, *, as_json: bool) -> None:
+def _checked(recording: Recording, report: ReplayReport, json_path: str | None) -> None:
     difference = report.difference
     figures: dict[str, Any] = {
         "file": str(recording.path),
@@ -55,8 +55,10 @@ def _checked(recording: Recording, report: ReplayReport, *, as_json: bool) -> No
             "request_id": difference.request_id,
             "fields": difference.fields(),
         }
-    if as_json:
-        _print_json(figures)
+    if json_path is not None:
+        write_json(json_path, figures)
+    if json_path == "-":
+        pass
     elif difference is None:
         _warn(recording)
         print(
@@ -75,7 +77,7 @@ def _checked(recording: Recording, report: ReplayReport, *, as_json: bool) -> No
     raise typer.Exit(0 if difference is None else 1)
 
 
-def _compared(recording: Recording, report: PolicyReport, *, as_json: bool) -> None:
+def _compared(recording: Recording, report: PolicyReport, json_path: str | None) -> None:
     choices = report.choices
     figures: dict[str, Any] = {
         "file": str(recording.path),
@@ -98,8 +100,9 @@ def _compared(recording: Recording, report: PolicyReport, *, as_json: bool) -> N
             ),
         },
     }
-    if as_json:
-        _print_json(figures)
+    if json_path is not None:
+        write_json(json_path, figures)
+    if json_path == "-":
         return
     _warn(recording)
     console = Console()
@@ -139,8 +142,3 @@ def _warn(recording: Recording) -> None:
     how = _how_it_ends(recording)
     if how != "closed":
         print(f"note: {how}", file=sys.stderr)
-
-
-def _print_json(figures: dict[str, Any]) -> None:
-    json.dump(figures, sys.stdout, indent=2)
-    print()

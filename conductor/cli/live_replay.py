@@ -8,13 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from simulator.traces import TraceRecord, prompt_tokens
+from conductor.placement import Objectives
+from simulator.workloads import TraceRecord, prompt_tokens
+
+if TYPE_CHECKING:
+    from simulator.report import Measured
 
 _USAGE_FIELD = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)":\s*(\d+)')
 _TAIL_BYTES = 2048
@@ -33,8 +38,9 @@ class ReplayPlan:
 
 @dataclass(slots=True)
 class RequestResult:
-    """What the client saw of one request; times in seconds since it was sent."""
+    """What the client saw of one request; times in seconds since it was sent; ``sent_s`` since the start."""
 
+    sent_s: float = 0.0
     error: str | None = None
     ttft_s: float | None = None
     duration_s: float = 0.0
@@ -75,7 +81,9 @@ async def replay_trace(
         async def at_its_time(request: TraceRecord) -> RequestResult:
             due_s = started_s + (request.arrival_s - first_s) / plan.speed
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            sent_s = time.monotonic() - started_s
             result = await _send(session, plan, request)
+            result.sent_s = sent_s
             on_done(result)
             return result
 
@@ -150,49 +158,63 @@ async def _read_stream(result: RequestResult, response: aiohttp.ClientResponse, 
         result.gaps_s.pop()
 
 
-def percentiles(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Mean and percentiles of the known values; None when none is known."""
-    known = np.array([v for v in values if v is not None])
-    if not len(known):
-        return None
-    p50, p90, p99 = np.percentile(known, [50, 90, 99])
-    return {"mean": float(known.mean()), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
+def report(
+    results: Sequence[RequestResult], wall_s: float, objectives: Objectives | None = None
+) -> dict[str, Any]:
+    """The replay in figures: those of `simulator.report.summary`, and what only a client over HTTP can tell."""
+    from simulator.report import summary  # takes a second, which the requests should not wait for
 
-
-def report(results: Sequence[RequestResult], wall_s: float) -> dict[str, Any]:
-    """The replay in figures, seconds throughout."""
-    ok = [r for r in results if r.error is None]
-    prompt_tokens = sum(r.prompt_tokens for r in ok)
-    cached_tokens = sum(r.cached_tokens for r in ok)
-    prefills = Counter(r.prefill_instance for r in ok)
-    decodes = Counter(r.decode_instance for r in ok)
+    run = measured(results, wall_s)
+    prefills, decodes = Counter(run.prefill_instances), Counter(run.decode_instances)
     return {
-        "requests": len(results),
-        "succeeded": len(ok),
-        "failed": len(results) - len(ok),
-        "retried": sum(r.attempts > 1 for r in ok),
-        "wall_s": wall_s,
-        "requests_per_s": len(ok) / wall_s if wall_s else 0.0,
-        "prompt_tokens": prompt_tokens,
-        "cached_tokens": cached_tokens,
-        "output_tokens": sum(r.output_tokens for r in ok),
-        "token_reuse_rate": cached_tokens / prompt_tokens if prompt_tokens else 0.0,
-        "request_reuse_rate": sum(r.cached_tokens > 0 for r in ok) / len(ok) if ok else 0.0,
-        "ttft_s": percentiles(r.ttft_s for r in ok),
-        "tbt_s": percentiles(r.tbt_s for r in ok),
-        "itl_s": percentiles(r.itl_s for r in ok),
-        "e2e_s": percentiles(r.duration_s for r in ok),
-        "ttft_prediction_error_s": percentiles(
-            abs(r.ttft_s - r.predicted_ttft_s)
-            for r in ok
-            if r.ttft_s is not None and r.predicted_ttft_s is not None
-        ),
+        **summary(run, Objectives() if objectives is None else objectives),
+        "reused_request_fraction": float((run.cached_tokens > 0).mean()) if run.served else 0.0,
         "prefill_requests": dict(sorted(prefills.items())),
         "decode_requests": dict(sorted(decodes.items())),
         "prefill_load_cv": _variation(prefills.values()),
         "decode_load_cv": _variation(decodes.values()),
         "errors": dict(Counter(r.error for r in results if r.error is not None).most_common(5)),
     }
+
+
+def measured(results: Sequence[RequestResult], wall_s: float) -> Measured:
+    """A replay as columns; queues, tiers and gauges are the engines' own and not seen from here."""
+    from simulator.cluster import Outcome
+    from simulator.report import Measured
+
+    sent = sorted(results, key=lambda result: result.sent_s)
+    ok = [result for result in sent if result.error is None]
+    rejected = sum(r.error is not None and r.error.startswith("HTTP 429") for r in results)
+    unknown = np.full(len(ok), np.nan)
+    return Measured(
+        outcomes={
+            Outcome.FINISHED.value: len(ok),
+            Outcome.REJECTED.value: rejected,
+            Outcome.REFUSED.value: 0,
+            Outcome.FAILED.value: len(results) - len(ok) - rejected,
+        },
+        duration_s=wall_s,
+        arrival_span_s=sent[-1].sent_s - sent[0].sent_s if sent else 0.0,
+        arrival_s=_column(r.sent_s for r in ok),
+        prompt_tokens=_column(r.prompt_tokens for r in ok),
+        output_tokens=_column(r.output_tokens for r in ok),
+        cached_tokens=_column(r.cached_tokens for r in ok),
+        ttft_s=_column(r.ttft_s for r in ok),
+        tbt_s=_column(r.tbt_s for r in ok),
+        itl_s=_column(r.itl_s for r in ok),
+        e2e_s=_column(r.duration_s for r in ok),
+        predicted_ttft_s=_column(r.predicted_ttft_s for r in ok),
+        queue_s=unknown,
+        prefilled_s=unknown,
+        received_s=unknown,
+        prefill_instances=tuple(r.prefill_instance for r in ok),
+        decode_instances=tuple(r.decode_instance for r in ok),
+        retries=sum(r.attempts - 1 for r in results),
+    )
+
+
+def _column(values: Iterable[float | None]) -> NDArray[np.float64]:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def _variation(counts: Iterable[int]) -> float | None:

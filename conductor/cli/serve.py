@@ -24,7 +24,6 @@ from cache_index import Holder, LoadStat, SglangLoadFeeds, Tier
 from conductor.admission_metrics import AdmissionCollector
 from conductor.cache_lookup import make_lookup_router
 from conductor.cache_rest import make_cache_router
-from conductor.cli.admission import make_dispatcher, make_gate
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.kept_state import open_state, restored_feeds
@@ -34,6 +33,7 @@ from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cluster import Cluster
 from conductor.config import Config, ConfigError, InstanceConfig, SharedPoolConfig, load_config
+from conductor.configured_admission import make_dispatcher, make_gate
 from conductor.discovery import EventEndpoints, reported_load
 from conductor.dispatcher import Dispatcher
 from conductor.engine_caches import EngineCaches

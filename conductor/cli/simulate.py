@@ -1,165 +1,136 @@
-"""`conductor simulate`: a trace against a simulated cluster, policy by policy, in virtual time."""
+"""`conductor replay TRACE --cluster CLUSTER`: policies compared on a simulated cluster, in virtual time."""
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from conductor.admission import WaitingRoom
-from conductor.catalogue import INSTANCE_CLASSES
-from conductor.dispatcher import Dispatcher
-from conductor.placement import Objectives
-from conductor.policies import POLICIES, make_policy
-from simulator.cluster import (
-    BLOCK_TOKENS,
-    ClusterSimulation,
-    ClusterSpec,
-    Request,
-    Simulated,
-    make_scheduler,
-    request_rows,
-    requests_of,
-    reuse_bound,
-    summary,
-    uniform,
-)
-from simulator.traces import TraceError, read_mooncake
+from conductor.cli.json_output import write_json
+from conductor.cli.kept_runs import keep_runs
+from conductor.cli.progress import progress_bar
+from conductor.cli.result_table import result_table
+from conductor.cli.trace_options import fail
+from conductor.policies import POLICIES
+from simulator.bounds import Bounds, bounds
+from simulator.cluster import Simulated
+from simulator.cluster.cluster_file import ClusterFile
+from simulator.experiments.point import simulate
+from simulator.experiments.workload import Load, Requests
+from simulator.report import Run, request_rows, summary, write_chrome_trace
 
 _SHOWN_EVERY = 64  # requests: drawing takes longer than simulating
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    cluster: ClusterSpec
+class SimulationPlan:
+    """What is simulated, under each of the policies; ``trace`` and ``cluster`` as they were asked for."""
+
+    trace: str
+    cluster: str
+    setup: ClusterFile
     policies: list[str]
-    requests: list[Request]
-    objectives: Objectives
-    hold: int
-    step_by_step: bool
+    workload: Requests
+    load: Load
+    with_bounds: bool = True
+    step_by_step: bool = False
 
 
-def simulate(
-    trace: Annotated[
-        Path, typer.Argument(help="Mooncake JSONL: timestamp, input_length, output_length, hash_ids.")
-    ],
-    cluster: Annotated[
-        str,
-        typer.Option(help="8 for eight mixed instances, 4p4d for four that prefill and four that decode."),
-    ] = "8",
-    instance_class: Annotated[str, typer.Option(help="Speeds and sizes, by catalogue name.")] = (
-        "llama-3.1-8b-h100"
-    ),
-    policy: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = (
-        "slo,lmetric,dynamo,round_robin"
-    ),
-    speed: Annotated[float, typer.Option(min=1e-6, help="Arrivals this many times faster.")] = 1.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many requests.")] = None,
-    cache_blocks: Annotated[
-        int,
-        typer.Option(min=0, help="KV memory of each instance in blocks of 512 tokens; 0: as the class has."),
-    ] = 0,
-    ttft_objective_s: Annotated[float, typer.Option(min=1e-6, help="For time to first token.")] = 2.0,
-    tbt_objective_s: Annotated[
-        float, typer.Option(min=1e-6, help="For the mean of a request's longest tenth of token gaps.")
-    ] = 0.05,
-    hold: Annotated[
-        int,
-        typer.Option(min=0, help="Requests that may wait at the router for a short queue; 0: none waits."),
-    ] = 0,
-    step_by_step: Annotated[
-        bool, typer.Option("--step-by-step", help="Every engine step by itself: slow, for checks.")
-    ] = False,
-    requests: Annotated[bool, typer.Option("--requests", help="With --json: also each request.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on stdout instead of a table.")
-    ] = False,
-) -> None:
-    """Simulate TRACE on a cluster under one or more policies and compare them.
+@dataclass(frozen=True, slots=True)
+class SimulationOutputs:
+    """Where the results go, beside the table on stdout."""
 
-    Engines, caches and links are modelled; the scheduler is the real one. The TTFT and TBT columns are in
-    milliseconds; good requests meet both objectives. With --json, figures have AIPerf's names.
-    """
-    console = Console(stderr=True)
-    if requests and not as_json:
-        _fail(console, "--requests belongs to --json")
-    plan = _Plan(
-        cluster=_cluster(console, cluster, instance_class, cache_blocks),
-        policies=_policies(console, policy),
-        requests=_requests(console, trace, speed, limit),
-        objectives=Objectives(ttft_objective_s, tbt_objective_s),
-        hold=hold,
-        step_by_step=step_by_step,
-    )
-    figures: dict[str, dict[str, Any]] = {}
-    for name, simulated in _simulate(console, plan).items():
-        figures[name] = summary(simulated, plan.objectives)
-        if requests:
-            figures[name]["requests"] = request_rows(simulated)
-    if as_json:
-        result = {
-            "trace": str(trace),
-            "cluster": cluster,
-            "instance_class": instance_class,
-            "speed": speed,
-            "hold": hold,
-            "cache_blocks": plan.cluster.instances[0].kv_tokens // BLOCK_TOKENS,
-            "ttft_objective_s": ttft_objective_s,
-            "tbt_objective_s": tbt_objective_s,
-            "prefix_cache_reuse_bound": round(reuse_bound(plan.requests), 6),
-            "policies": figures,
-        }
-        json.dump(result, sys.stdout, indent=2)
-        print()
-    else:
-        title = f"{len(plan.requests)} requests, {speed:g} times as fast, on {cluster} x {instance_class}"
-        _print(Console(), title, figures, reuse_bound(plan.requests))
+    json_path: str | None = None
+    with_requests: bool = False
+    save: Path | None = None  # folder
+    html: Path | None = None
+    perfetto: Path | None = None  # of the only policy
 
 
-def _cluster(console: Console, cluster: str, instance_class: str, cache_blocks: int) -> ClusterSpec:
-    if instance_class not in INSTANCE_CLASSES:
-        _fail(console, f"unknown instance class {instance_class!r}; known: {', '.join(INSTANCE_CLASSES)}")
-    try:
-        return uniform(cluster, INSTANCE_CLASSES[instance_class], kv_tokens=cache_blocks * BLOCK_TOKENS)
-    except ValueError as error:
-        _fail(console, f"--cluster: {error}")
-
-
-def _policies(console: Console, names: str) -> list[str]:
+def read_policies(console: Console, names: str | None, default: str) -> list[str]:
+    """Policies separated by commas, or ``all``; exit code 2 for one that is not known."""
+    if names is None:
+        return [default]
+    if names == "all":
+        return list(POLICIES)
     policies = [name.strip() for name in names.split(",") if name.strip()]
     for name in policies:
         if name not in POLICIES:
-            _fail(console, f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+            fail(console, f"unknown policy {name!r}; known: {', '.join(POLICIES)} (or all)")
     if not policies:
-        _fail(console, f"--policy names none; known: {', '.join(POLICIES)}")
+        fail(console, f"--policy names none; known: {', '.join(POLICIES)} (or all)")
     return list(dict.fromkeys(policies))
 
 
-def _requests(console: Console, trace: Path, speed: float, limit: int | None) -> list[Request]:
+def replay_simulated(console: Console, plan: SimulationPlan, outputs: SimulationOutputs) -> None:
+    """Simulate, and write what was asked for; exit code 130 when interrupted, 2 when the cluster cannot be."""
     try:
-        requests = list(requests_of(islice(read_mooncake(trace), limit), speed))
-    except (TraceError, OSError, ValueError) as error:
-        _fail(console, f"cannot read the trace: {error}")
-    if not requests:
-        _fail(console, f"{trace} holds no requests")
-    return requests
+        simulated = _simulate(console, plan)
+        limits = _bounds(console, plan) if plan.with_bounds else None
+    except KeyboardInterrupt:
+        console.print("interrupted: what was simulated so far is discarded", style="red")
+        raise typer.Exit(130) from None
+    except ValueError as error:
+        fail(console, f"cannot simulate {plan.cluster}: {error}")
+    objectives = plan.setup.scheduling.objectives_s()
+    figures: dict[str, dict[str, Any]] = {
+        policy: summary(each, objectives, limits) for policy, each in simulated.items()
+    }
+    if outputs.json_path is not None:
+        policies = figures
+        if outputs.with_requests:
+            policies = {
+                name: each | {"requests": request_rows(simulated[name])} for name, each in figures.items()
+            }
+        write_json(outputs.json_path, _report(plan, policies))
+    if outputs.json_path != "-":
+        Console().print(result_table(_title(plan), figures))
+    _keep(console, plan, simulated, limits, outputs)
 
 
-def _simulate(console: Console, plan: _Plan) -> dict[str, Simulated]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def _keep(
+    console: Console,
+    plan: SimulationPlan,
+    simulated: dict[str, Simulated],
+    limits: Bounds | None,
+    outputs: SimulationOutputs,
+) -> None:
+    """Run files, traces and the page, where they were asked for."""
+    configuration = {
+        "trace": plan.trace,
+        "cluster": plan.cluster,
+        "speed": plan.load.speed,
+        "rate": plan.load.rate,
+    }
+    scheduling = plan.setup.scheduling.model_dump(mode="json", exclude={"policy", "objectives"})
+    runs = [
+        Run(
+            *(policy, {"policy": policy, **configuration, **scheduling}, each),
+            *(plan.setup.scheduling.objectives_s(), limits),
+        )
+        for policy, each in simulated.items()
+    ]
+    outages = plan.setup.cluster.outages
+    try:
+        written = keep_runs(runs, _title(plan), save=outputs.save, html=outputs.html, outages=outages)
+        if outputs.perfetto is not None:
+            (only,) = simulated.values()
+            write_chrome_trace(outputs.perfetto, only, outages)
+            written.append(outputs.perfetto)
+    except OSError as error:
+        fail(console, f"cannot write {error.filename}: {error.strerror}")
+    for path in written:
+        console.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
+
+
+def _simulate(console: Console, plan: SimulationPlan) -> dict[str, Simulated]:
     simulated = {}
-    with Progress(*columns, console=console, transient=True) as progress:
-        for name in plan.policies:
-            task = progress.add_task(name, total=len(plan.requests))
+    with progress_bar(console, "requests") as progress:
+        for policy in plan.policies:
+            task = progress.add_task(policy, total=len(plan.workload.requests), note="")
             ended = 0
 
             def on_end() -> None:
@@ -168,46 +139,50 @@ def _simulate(console: Console, plan: _Plan) -> dict[str, Simulated]:
                 if ended % _SHOWN_EVERY == 0:
                     progress.update(task, completed=ended)  # noqa: B023  (called in this round only)
 
-            scheduler = make_scheduler(plan.cluster, make_policy(name), plan.objectives)
-            dispatcher = Dispatcher(scheduler, WaitingRoom(plan.hold) if plan.hold else None)
-            simulation = ClusterSimulation(
-                scheduler, plan.cluster, dispatcher, step_by_step=plan.step_by_step
-            )
-            simulated[name] = simulation.run(plan.requests, on_end)
+            setup = replace(plan.setup, scheduling=plan.setup.scheduling.policy_named(policy))
+            simulated[policy] = simulate(setup, plan.workload, step_by_step=plan.step_by_step, on_end=on_end)
             progress.update(task, completed=ended)
     return simulated
 
 
-def _fail(console: Console, message: str) -> NoReturn:
-    console.print(message, style="red", markup=False)
-    raise typer.Exit(2)
+def _bounds(console: Console, plan: SimulationPlan) -> Bounds:
+    with progress_bar(console, "%") as progress:
+        task = progress.add_task("bounds", total=100, note="")
+        return bounds(
+            *(plan.setup.cluster, plan.workload.requests, plan.setup.scheduling.objectives_s()),
+            block_tokens=plan.workload.block_tokens,
+            on_progress=lambda fraction: progress.update(task, completed=100 * fraction),
+        )
 
 
-_COLUMNS = (  # heading, the figure's name, and which statistic of it; fractions are shown in per cent
-    ("TTFT\nmean", "time_to_first_token", "avg"),
-    ("\np50", "time_to_first_token", "p50"),
-    ("\np99", "time_to_first_token", "p99"),
-    ("TBT\nmean", "longest_tenth_token_latency", "avg"),
-    ("\np99", "longest_tenth_token_latency", "p99"),
-    ("TTFT\nmet %", "ttft_fraction", None),
-    ("TBT\nmet %", "tbt_fraction", None),
-    ("good\n%", "good_request_fraction", None),
-    ("reuse\n%", "prefix_cache_reused_ratio", None),
-)
+def _report(plan: SimulationPlan, policies: dict[str, Any]) -> dict[str, Any]:
+    scheduling = plan.setup.scheduling
+    return {
+        "trace": plan.trace,
+        "requests": len(plan.workload.requests),
+        "block_tokens": plan.workload.block_tokens,
+        "speed": plan.load.speed,
+        "rate": plan.load.rate,
+        "cluster": plan.cluster,
+        "instances": [
+            {
+                "name": spec.name,
+                "role": spec.role.value,
+                "instance_class": spec.instance_class.name,
+                "kv_tokens": spec.kv_tokens,
+            }
+            for spec in plan.setup.cluster.instances
+        ],
+        "scheduling": scheduling.model_dump(mode="json", exclude={"policy"}),
+        "policies": policies,
+    }
 
 
-def _print(console: Console, title: str, figures: dict[str, dict[str, Any]], reusable: float) -> None:
-    caption = f"one cache without limit would reuse {reusable:.1%}"
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
-    table.add_column("policy", no_wrap=True)
-    for heading in (*(column[0] for column in _COLUMNS), "load\nCV", "not\nserved"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for policy, each in figures.items():
-        cells = []
-        for _, name, statistic in _COLUMNS:
-            if statistic is None:
-                cells.append(f"{each[name] * 100:.1f}")
-            else:
-                cells.append(f"{each[name][statistic]:,.0f}" if each[name] else "-")
-        table.add_row(policy, *cells, f"{each['load_variation']:.2f}", str(each["error_request_count"]))
-    console.print(table)
+def _load(load: Load) -> str:
+    if load.rate is not None:
+        return f"{load.rate:g} a second"
+    return "as recorded" if load.speed in (None, 1.0) else f"{load.speed:g} times as fast"
+
+
+def _title(plan: SimulationPlan) -> str:
+    return f"{len(plan.workload.requests)} requests, {_load(plan.load)}, on {plan.cluster}"

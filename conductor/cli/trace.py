@@ -14,6 +14,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from conductor.cli.trace_options import (
+    Format,
+    FromS,
+    Limit,
+    MaxInput,
+    MaxOutput,
+    MinInput,
+    MinOutput,
+    Rate,
+    Seed,
+    Speed,
+    ToS,
+    fail,
+    make_selection,
+    warn_on,
+)
 from simulator.workloads import (
     CAPACITIES_BLOCKS,
     MOONCAKE_BLOCK_TOKENS,
@@ -46,40 +62,22 @@ trace = typer.Typer(
 )
 
 _File = Annotated[Path, typer.Argument(help="The trace.", show_default=False)]
-_Format = Annotated[
-    TraceFormat | None, typer.Option("--format", help="The file's format; default: by content.")
-]
-_Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many requests that pass.")]
-_Start = Annotated[float, typer.Option("--from-s", min=0, help="Leave out what arrives before.")]
-_End = Annotated[float | None, typer.Option("--to-s", min=0, help="Leave out what arrives from then on.")]
-_MinInput = Annotated[int, typer.Option(min=0, help="Leave out shorter prompts (tokens).")]
-_MaxInput = Annotated[int | None, typer.Option(min=1, help="Leave out longer prompts (tokens).")]
-_MinOutput = Annotated[int, typer.Option(min=0, help="Leave out shorter answers (tokens).")]
-_MaxOutput = Annotated[int | None, typer.Option(min=0, help="Leave out longer answers (tokens).")]
-_Speed = Annotated[float | None, typer.Option(min=1e-6, help="Divide all times by this.")]
-_Rate = Annotated[
-    float | None,
-    typer.Option(
-        min=1e-6, help="Scale times to this many requests a second; ShareGPT gets Poisson arrivals."
-    ),
-]
-_Seed = Annotated[int, typer.Option(min=0, help="Of everything drawn; equal seeds give equal traces.")]
 
 
 @trace.command()
 def stats(
     file: _File,
-    trace_format: _Format = None,
-    limit: _Limit = None,
-    from_s: _Start = 0.0,
-    to_s: _End = None,
-    min_input_tokens: _MinInput = 0,
-    max_input_tokens: _MaxInput = None,
-    min_output_tokens: _MinOutput = 0,
-    max_output_tokens: _MaxOutput = None,
-    speed: _Speed = None,
-    rate: _Rate = None,
-    seed: _Seed = 0,
+    trace_format: Format = None,
+    limit: Limit = None,
+    from_s: FromS = 0.0,
+    to_s: ToS = None,
+    min_input_tokens: MinInput = 0,
+    max_input_tokens: MaxInput = None,
+    min_output_tokens: MinOutput = 0,
+    max_output_tokens: MaxOutput = None,
+    speed: Speed = None,
+    rate: Rate = None,
+    seed: Seed = 0,
     capacity: Annotated[
         list[int] | None, typer.Option(min=1, help="Cache size in blocks; may be repeated.")
     ] = None,
@@ -93,7 +91,7 @@ def stats(
 
     Example: conductor trace stats conversation_trace.jsonl --capacity 5860 --capacity 50000
     """
-    selection = _selection(
+    selection = make_selection(
         *(limit, from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens)
     )
     chosen, records = _read(file, trace_format, selection, speed, rate, seed)
@@ -111,17 +109,17 @@ def stats(
 @trace.command()
 def convert(
     file: _File,
-    trace_format: _Format = None,
-    limit: _Limit = None,
-    from_s: _Start = 0.0,
-    to_s: _End = None,
-    min_input_tokens: _MinInput = 0,
-    max_input_tokens: _MaxInput = None,
-    min_output_tokens: _MinOutput = 0,
-    max_output_tokens: _MaxOutput = None,
-    speed: _Speed = None,
-    rate: _Rate = None,
-    seed: _Seed = 0,
+    trace_format: Format = None,
+    limit: Limit = None,
+    from_s: FromS = 0.0,
+    to_s: ToS = None,
+    min_input_tokens: MinInput = 0,
+    max_input_tokens: MaxInput = None,
+    min_output_tokens: MinOutput = 0,
+    max_output_tokens: MaxOutput = None,
+    speed: Speed = None,
+    rate: Rate = None,
+    seed: Seed = 0,
 ) -> None:
     """Write a trace, or a part of it, as Mooncake JSONL to stdout: what conductor replay reads.
 
@@ -129,7 +127,7 @@ def convert(
 
     Example: conductor trace convert AzureLLMInferenceTrace_conv.csv --limit 1000 --rate 2 > azure.jsonl
     """
-    selection = _selection(
+    selection = make_selection(
         *(limit, from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens)
     )
     _, records = _read(file, trace_format, selection, speed, rate, seed)
@@ -151,7 +149,7 @@ def generate_trace(
     ],
     requests: Annotated[int, typer.Option(min=1, help="How many.")] = 1000,
     rate: Annotated[float, typer.Option(min=1e-6, help="Requests a second, over the whole trace.")] = 1.0,
-    seed: _Seed = 0,
+    seed: Seed = 0,
 ) -> None:
     """Write a synthetic trace as Mooncake JSONL, with session_id and delay, to stdout.
 
@@ -163,8 +161,7 @@ def generate_trace(
     """
     console = Console(stderr=True)
     if kind not in WORKLOAD_KINDS:
-        console.print(f"unknown kind {kind!r}; known: {', '.join(WORKLOAD_KINDS)}", style="red", markup=False)
-        raise typer.Exit(2)
+        fail(console, f"unknown kind {kind!r}; known: {', '.join(WORKLOAD_KINDS)}")
     records = generate(kind, requests, rate, seed)
     span_s = trace_span_s(records)
     if span_s > 1.01 * requests / rate:
@@ -174,26 +171,6 @@ def generate_trace(
             style="yellow",
         )
     _write(records)
-
-
-def _selection(
-    limit: int | None,
-    from_s: float,
-    to_s: float | None,
-    min_input_tokens: int,
-    max_input_tokens: int | None,
-    min_output_tokens: int,
-    max_output_tokens: int | None,
-) -> Selection:
-    return Selection(
-        start_s=from_s,
-        end_s=float("inf") if to_s is None else to_s,
-        min_input_tokens=min_input_tokens,
-        max_input_tokens=max_input_tokens,
-        min_output_tokens=min_output_tokens,
-        max_output_tokens=max_output_tokens,
-        limit=limit,
-    )
 
 
 def _read(
@@ -206,21 +183,14 @@ def _read(
 ) -> tuple[TraceFormat, list[TraceRecord]]:
     console = Console(stderr=True)
     if speed is not None and rate is not None:
-        console.print("--speed and --rate both scale time: give one of them", style="red")
-        raise typer.Exit(2)
-
-    def warn(text: str) -> None:
-        console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
-
+        fail(console, "--speed and --rate both scale time: give one of them")
     try:
         chosen = trace_format or detect_format(file)
-        records = list(select(read_trace(file, warn, chosen), selection))
+        records = list(select(read_trace(file, warn_on(console), chosen), selection))
     except (TraceError, OSError) as error:
-        console.print(f"cannot read the trace: {error}", style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+        fail(console, f"cannot read the trace: {error}")
     if not records:
-        console.print(f"no request of {file} is left: loosen the filters", style="red", markup=False)
-        raise typer.Exit(2)
+        fail(console, f"no request of {file} is left: loosen the filters")
     if speed is not None:
         records = list(faster(records, speed))
     if rate is not None:

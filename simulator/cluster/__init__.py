@@ -1,10 +1,14 @@
 """Whole clusters in virtual time, driven by the scheduler that serves real traffic."""
 
 from simulator.cluster.layout import make_scheduler
-from simulator.cluster.report import request_rows, summary
 from simulator.cluster.simulation import ClusterSimulation, Outcome, RequestResult, Simulated, Timeline
 from simulator.cluster.specification import ClusterSpec, InstanceSpec, Outage, PoolSpec, uniform
-from simulator.cluster.workload import BLOCK_TOKENS, Request, conversations, requests_of, reuse_bound
+from simulator.cluster.workload import (
+    BLOCK_TOKENS,
+    Request,
+    block_tokens_of,
+    requests_of,
+)
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -18,11 +22,8 @@ __all__ = [
     "RequestResult",
     "Simulated",
     "Timeline",
-    "conversations",
+    "block_tokens_of",
     "make_scheduler",
-    "request_rows",
     "requests_of",
-    "reuse_bound",
-    "summary",
     "uniform",
 ]

@@ -193,6 +193,7 @@ class ClusterSimulation:
             for _ in range(len(self._results) - told):
                 on_end()
             told = len(self._results)
+        self._tell_index()
         busy_s = self.engines.busy_s.tolist()
         return Simulated(
             results=self._results,

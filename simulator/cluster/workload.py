@@ -1,4 +1,4 @@
-"""What a simulated cluster is asked to do: the requests of a trace, or generated conversations."""
+"""What a simulated cluster is asked to do: the requests of a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.traces import MOONCAKE_BLOCK_TOKENS, TraceRecord
+from simulator.workloads import MOONCAKE_BLOCK_TOKENS, TraceRecord
 
 Hashes = NDArray[np.uint64]
 
@@ -19,7 +19,7 @@ _NOTHING: Final = np.empty(0, np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``hashes`` name the prompt's full blocks of `BLOCK_TOKENS` tokens, each with all that is before it."""
+    """``hashes`` name the prompt's full blocks (see `block_tokens_of`), each with all that is before it."""
 
     number: int
     arrival_s: float
@@ -32,9 +32,10 @@ def requests_of(records: Iterable[TraceRecord], speed: float = 1.0) -> Iterator[
     """The requests of a trace, ``speed`` times faster than recorded, from time 0 on.
 
     A block that is not full cannot be reused and has no hash; an answer has at least one token. Raises
-    ValueError where arrivals go backwards.
+    ValueError where arrivals go backwards or the size of blocks changes.
     """
     first_s = last_s = None
+    block_tokens = 0
     for number, record in enumerate(records):
         first_s = record.arrival_s if first_s is None else first_s
         if last_s is not None and record.arrival_s < last_s:
@@ -43,7 +44,8 @@ def requests_of(records: Iterable[TraceRecord], speed: float = 1.0) -> Iterator[
                 "sort the trace by timestamp"
             )
         last_s = record.arrival_s
-        full = record.input_tokens // BLOCK_TOKENS
+        block_tokens = _same_blocks(number, record, block_tokens)
+        full = record.input_tokens // block_tokens
         yield Request(
             number,
             (record.arrival_s - first_s) / speed,
@@ -53,51 +55,21 @@ def requests_of(records: Iterable[TraceRecord], speed: float = 1.0) -> Iterator[
         )
 
 
-def reuse_bound(requests: Iterable[Request]) -> float:
-    """Fraction of prompt tokens that one cache without limit or delay would have: no placement reuses more."""
-    seen: set[int] = set()
-    reused = total = 0
-    for request in requests:
-        total += request.prompt_tokens
-        keys = request.hashes.tolist()
-        for key in keys[: (request.prompt_tokens - 1) // BLOCK_TOKENS]:
-            if key not in seen:
-                break
-            reused += BLOCK_TOKENS
-        seen.update(keys)
-    return reused / total if total else 0.0
+def block_tokens_of(records: Iterable[TraceRecord]) -> int:
+    """Tokens in each block of a trace. Raises ValueError where they are not the same in all requests."""
+    block_tokens = 0
+    for number, record in enumerate(records):
+        block_tokens = _same_blocks(number, record, block_tokens)
+    return block_tokens or BLOCK_TOKENS
 
 
-def conversations(
-    count: int, *, requests_per_s: float, seed: int = 0, turns: int = 4, turn_tokens: int = 3_000
-) -> Iterator[TraceRecord]:
-    """``count`` requests of conversations that each continue the one before; Poisson arrivals in all.
-
-    Every turn adds an exponential number of prompt tokens to the conversation (mean ``turn_tokens``), answers are
-    geometric (mean 340 tokens), a tenth of the arrivals or so begins anew. All share their first block.
-    """
-    random = np.random.default_rng(seed)
-    open_ids: list[list[int]] = []
-    lengths: list[int] = []
-    next_id, now_s = 1, 0.0
-    for _ in range(count):
-        now_s += float(random.exponential(1 / requests_per_s))
-        if len(open_ids) < 8 or random.random() < 1 / turns:
-            open_ids.append([0])
-            lengths.append(BLOCK_TOKENS)
-        # The latest conversations go on.
-        at = len(open_ids) - 1 - min(int(random.exponential(30)), len(open_ids) - 1)
-        prompt = lengths[at] + 1 + int(random.exponential(turn_tokens))
-        output = int(random.geometric(1 / 340))
-        ids = open_ids[at]
-        full = lengths[at] // BLOCK_TOKENS
-        blocks = -(-prompt // BLOCK_TOKENS)
-        ids = ids[:full] + list(range(next_id, next_id + blocks - full))
-        next_id += blocks - full
-        open_ids[at], lengths[at] = ids, prompt
-        yield TraceRecord(now_s, prompt, output, tuple(ids))
-        if prompt > 40 * turn_tokens:
-            del open_ids[at], lengths[at]
+def _same_blocks(number: int, record: TraceRecord, block_tokens: int) -> int:
+    if block_tokens and record.block_tokens != block_tokens:
+        raise ValueError(
+            f"request {number} has blocks of {record.block_tokens} tokens, those before it of {block_tokens}; "
+            "a cache has blocks of one size (conductor trace convert makes them so)"
+        )
+    return record.block_tokens
 
 
 def _mixed(ids: Hashes) -> Hashes:

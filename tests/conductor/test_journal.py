@@ -276,7 +276,7 @@ def test_the_command_says_that_all_are_equal(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["replay", "--decisions", str(path)])
     assert result.exit_code == 0, result.output
     assert "12 decisions and 0 refusals of slo" in result.output
-    figures = json.loads(CliRunner().invoke(app, ["replay", "--decisions", str(path), "--json"]).output)
+    figures = json.loads(CliRunner().invoke(app, ["replay", "--decisions", str(path), "--json", "-"]).output)
     assert (figures["equal"], figures["decisions"], figures["ended"]) == (True, 12, "closed")
 
 
@@ -288,7 +288,7 @@ def test_another_policy_is_asked_in_the_recorded_states(tmp_path: Path) -> None:
     other = DecisionReplay(open_recording(path)).compare(make_policy("round_robin"))
     assert sum(not c.equal for c in other.choices) > 0
     result = CliRunner().invoke(
-        app, ["replay", "--decisions", str(path), "--policy", "round_robin", "--json"]
+        app, ["replay", "--decisions", str(path), "--policy", "round_robin", "--json", "-"]
     )
     figures = json.loads(result.output)
     assert (figures["policy"], figures["recorded_policy"], figures["decisions"]) == ("round_robin", "slo", 12)

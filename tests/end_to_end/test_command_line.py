@@ -15,7 +15,9 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(conductor_command(*arguments), capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["serve", "emulate", "replay", "index", "config", "warm"])
+@pytest.mark.parametrize(
+    "command", ["serve", "emulate", "replay", "sweep", "experiment", "report", "index", "config", "warm"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     assert command in _run("--help").stdout
     helped = _run(command, "--help")
@@ -34,7 +36,10 @@ def test_the_version_is_printed() -> None:
         (["serve", "--emulate", "2x"], "'2x' is no cluster shape"),
         (["serve", "--emulate", "1", "--policy", "best"], "unknown policy 'best'"),
         (["serve", "--config", "/nonexistent.yaml"], "cannot read the configuration file /nonexistent.yaml"),
-        (["replay", "/nonexistent.jsonl"], "cannot read the trace"),
+        (["replay", "/nonexistent.jsonl", "--cluster", "2"], "cannot read the trace"),
+        (["replay", "trace.jsonl"], "One of: conductor replay TRACE --cluster 4p4d"),
+        (["replay", "t", "--cluster", "4p"], "'4p' is neither a number of mixed instances (8)"),
+        (["experiment", "run", "all"], "there is no experiment 'all'"),
     ],
 )
 def test_mistakes_are_one_clear_message(arguments: list[str], said: str) -> None:

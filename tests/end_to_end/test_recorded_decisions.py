@@ -28,7 +28,7 @@ def test_decisions_of_a_running_cluster_replay_to_the_last_bit(tmp_path: Path) -
         assert "prefill-9" in door.instances()
         assert door.http.post("/v1/placements", json=asked).status_code == 200
     result = subprocess.run(
-        conductor_command("replay", "--decisions", str(recording), "--json"),
+        conductor_command("replay", "--decisions", str(recording), "--json", "-"),
         capture_output=True,
         timeout=60,
         check=False,

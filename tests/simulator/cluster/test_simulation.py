@@ -10,6 +10,7 @@ import pytest
 from cache_index import Holder, Tier
 from conductor.admission import WaitingRoom
 from conductor.catalogue import LLAMA_8B_H100, LLAMA_70B_8XA800
+from conductor.costs import DEFAULT_LINKS, Distance
 from conductor.dispatcher import Dispatcher
 from conductor.placement import Objectives, Role
 from conductor.policies import POLICIES, make_policy
@@ -21,14 +22,12 @@ from simulator.cluster import (
     Outcome,
     Request,
     Simulated,
-    conversations,
     make_scheduler,
-    request_rows,
     requests_of,
-    summary,
     uniform,
 )
-from simulator.traces import TraceRecord
+from simulator.report import request_rows, summary
+from simulator.workloads import TraceRecord, generate
 
 OBJECTIVES = Objectives(ttft_s=2.0, tbt_s=0.1)
 
@@ -42,7 +41,7 @@ def simulation(
 
 
 def workload(count: int, requests_per_s: float = 8.0) -> list[Request]:
-    return list(requests_of(conversations(count, requests_per_s=requests_per_s)))
+    return list(requests_of(generate("api", count, requests_per_s, seed=1)))
 
 
 def times(simulated: Simulated) -> dict[int, tuple[float, ...]]:
@@ -98,11 +97,11 @@ def test_equal_runs_are_equal() -> None:
 def test_the_index_knows_what_engines_hold() -> None:
     cluster = simulation("3", "slo", blocks=150)
     cluster.run(workload(150))
-    for name, engine in cluster.engines.items():
+    cluster.engines.check_invariants()
+    for name, tokens in zip(("m0", "m1", "m2"), cluster.engines.cached_tokens.tolist(), strict=True):
         held = cluster.scheduler.index.residencies(Holder(name, 0))
-        assert len(held) == engine.memory.cached_blocks
-        assert {tier for _, tier in held} <= {Tier.DEVICE}
-        engine.memory.check_invariants()
+        assert len(held) * BLOCK_TOKENS == tokens
+        assert {tier for _, tier in held} == {Tier.DEVICE}
 
 
 def test_a_conversation_reuses_what_its_instance_holds() -> None:
@@ -118,7 +117,7 @@ def test_a_conversation_reuses_what_its_instance_holds() -> None:
 def test_a_pair_hands_off_over_the_link() -> None:
     (result,) = simulation("1p1d").run(requests_of([TraceRecord(0.0, 8_192, 5, tuple(range(16)))])).results
     prefill_s = LLAMA_8B_H100.prefill_s(8_192, np.zeros(1, np.int64))[0]
-    hand_off_s = LLAMA_8B_H100.hand_off_s(np.array(8_192))
+    hand_off_s = LLAMA_8B_H100.hand_off_s(np.array(8_192)) + DEFAULT_LINKS[Distance.RACK].latency_s
     step_s = LLAMA_8B_H100.decode_step_s(np.array(1), np.array(8_192))
     assert result.ttft_s == pytest.approx(float(prefill_s + hand_off_s + step_s))
     assert (result.prefill_instance, result.decode_instance) == ("p0", "d0")
@@ -173,12 +172,6 @@ def test_instances_may_differ_in_class_role_and_room() -> None:
     )
     scheduler = make_scheduler(spec, make_policy("random"), OBJECTIVES, block_tokens=16)
     simulation = ClusterSimulation(scheduler, spec, block_tokens=16)
-    assert [e.memory.capacity_tokens for e in simulation.engines.values()] == [
-        100_000,
-        10_000,
-        40_000,
-        80_000,
-    ]
     hashes = np.arange(1, 126, dtype=np.uint64)
     requests = [Request(number, 20.0 * number, 2_000, 5, hashes) for number in range(40)]
     results = simulation.run(requests).results
@@ -193,5 +186,5 @@ def test_instances_may_differ_in_class_role_and_room() -> None:
 def test_an_instance_that_holds_no_block_is_refused() -> None:
     spec = uniform("1", LLAMA_8B_H100, kv_tokens=500)
     scheduler = make_scheduler(spec, make_policy("slo"), OBJECTIVES)
-    with pytest.raises(ValueError, match="does not hold a block of 512"):
+    with pytest.raises(ValueError, match="do not hold a block of 512"):
         ClusterSimulation(scheduler, spec)

@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
-from simulator.cluster import BLOCK_TOKENS, conversations, requests_of, reuse_bound
-from simulator.traces import TraceRecord
-
-
-def test_conversations_are_a_trace() -> None:
-    records = list(conversations(500, requests_per_s=5.0, seed=3))
-    assert records == list(conversations(500, requests_per_s=5.0, seed=3))
-    assert records != list(conversations(500, requests_per_s=5.0, seed=4))
-    assert all(first.arrival_s < second.arrival_s for first, second in pairwise(records))
-    assert all(len(r.hash_ids) == -(-r.input_tokens // BLOCK_TOKENS) for r in records)
-    assert records[-1].arrival_s == pytest.approx(100.0, rel=0.2)
-    # A block has one predecessor: ids name prefixes.
-    before: dict[int, int] = {}
-    for record in records:
-        for previous, block in pairwise(record.hash_ids):
-            assert before.setdefault(block, previous) == previous
-    seen: set[int] = set()
-    known = total = 0
-    for record in records:
-        known += len(seen.intersection(record.hash_ids))
-        total += len(record.hash_ids)
-        seen.update(record.hash_ids)
-    assert 0.3 < known / total < 0.9
+from simulator.cluster import BLOCK_TOKENS, block_tokens_of, requests_of
+from simulator.workloads import TraceRecord
 
 
 def test_only_full_blocks_have_hashes() -> None:
@@ -47,10 +24,13 @@ def test_equal_ids_have_equal_hashes_and_others_do_not() -> None:
     assert len(np.unique(first.hashes)) == 1_000
 
 
-def test_nothing_reuses_more_than_a_cache_without_limit() -> None:
-    records = [
-        TraceRecord(0.0, 3 * BLOCK_TOKENS, 1, (0, 1, 2)),
-        TraceRecord(0.0, 4 * BLOCK_TOKENS, 1, (0, 1, 7, 2)),
-        TraceRecord(0.0, 3 * BLOCK_TOKENS, 1, (0, 1, 2)),  # its last block is computed again
-    ]
-    assert reuse_bound(requests_of(records)) == 4 / 10
+def test_blocks_may_have_another_size_but_only_one() -> None:
+    small = TraceRecord(0.0, 50, 1, (7, 8, 9, 10), block_tokens=16)
+    (request,) = requests_of([small])
+    assert len(request.hashes) == 3, "the last block is not full"
+    assert block_tokens_of([small, small]) == 16
+    assert block_tokens_of([]) == BLOCK_TOKENS
+    mixed = [small, TraceRecord(1.0, 512, 1, (7,))]
+    for read in (block_tokens_of, lambda records: list(requests_of(records))):
+        with pytest.raises(ValueError, match=r"request 1 has blocks of 512 tokens, those before it of 16"):
+            read(mixed)

@@ -1,6 +1,5 @@
 """The names that other packages may rely on."""
 
-import simulator.traces
 import simulator.workloads
 
 NAMES = {
@@ -22,8 +21,3 @@ NAMES = {
 def test_exported_names() -> None:
     assert set(simulator.workloads.__all__) == NAMES
     assert all(hasattr(simulator.workloads, name) for name in NAMES)
-
-
-def test_the_older_module_has_the_same_things() -> None:
-    for name in simulator.traces.__all__:
-        assert getattr(simulator.traces, name) is getattr(simulator.workloads, name)

@@ -1,0 +1,91 @@
+"""`conductor replay TRACE --url URL`: requests over HTTP to a running front door."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from conductor.cli.json_output import write_json
+from conductor.cli.live_replay import ReplayPlan, RequestResult, replay_trace, report
+from conductor.cli.progress import progress_bar
+from conductor.cli.trace_options import fail
+from conductor.placement import Objectives
+from simulator.workloads import TraceRecord
+
+
+def replay_live(
+    console: Console,
+    plan: ReplayPlan,
+    requests: list[TraceRecord],
+    objectives: Objectives,
+    json_path: str | None,
+) -> None:
+    """Exit code 1 when any request failed, 130 when interrupted."""
+    started_s = time.monotonic()
+    try:
+        results = _run(console, plan, requests)
+    except KeyboardInterrupt:
+        console.print("interrupted: the replay has no results", style="red")
+        raise typer.Exit(130) from None
+    figures = report(results, time.monotonic() - started_s, objectives)
+    if json_path is not None:
+        write_json(json_path, figures)
+    if json_path != "-":
+        _print(Console(), figures)
+    raise typer.Exit(1 if figures["error_request_count"] else 0)
+
+
+def first_model(console: Console, url: str) -> str:
+    """The first model that is served there; exit code 2 when there is none."""
+    try:
+        response = httpx.get(f"{url}/v1/models", timeout=10)
+        response.raise_for_status()
+        return str(response.json()["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL, LookupError, ValueError) as error:
+        fail(console, f"no model at {url}/v1/models: {error}; is `conductor serve` running there?")
+
+
+def _run(console: Console, plan: ReplayPlan, requests: list[TraceRecord]) -> list[RequestResult]:
+    failed = 0
+    with progress_bar(console, "requests", transient=False) as progress:
+        task = progress.add_task("replaying", total=len(requests), note="0 failed")
+
+        def on_done(result: RequestResult) -> None:
+            nonlocal failed
+            failed += result.error is not None
+            progress.update(task, advance=1, note=f"{failed} failed")
+
+        return asyncio.run(replay_trace(plan, requests, on_done))
+
+
+def _print(console: Console, figures: dict[str, Any]) -> None:
+    times = Table("", "mean", "p50", "p90", "p99", title="times, ms")
+    for name, label in (
+        ("time_to_first_token", "TTFT"),
+        ("longest_tenth_token_latency", "TBT (longest 10 % of gaps)"),
+        ("inter_token_latency", "ITL (mean gap)"),
+        ("request_latency", "end to end"),
+        ("ttft_prediction_error", "|predicted - observed TTFT|"),
+    ):
+        if figures[name]:
+            times.add_row(label, *(f"{figures[name][which]:,.1f}" for which in ("avg", "p50", "p90", "p99")))
+    console.print(times)
+    instances = Table("instance", "prefills", "decodes", title="requests per instance")
+    for name in sorted(figures["prefill_requests"].keys() | figures["decode_requests"].keys()):
+        prefills, decodes = figures["prefill_requests"].get(name, 0), figures["decode_requests"].get(name, 0)
+        instances.add_row(name or "(unknown)", str(prefills), str(decodes))
+    console.print(instances)
+    console.print(
+        f"{figures['request_count']} of {figures['request_count'] + figures['error_request_count']} requests "
+        f"succeeded ({figures['retries']} retries) in {figures['benchmark_duration']:.1f} s; "
+        f"{figures['prefix_cache_reused_ratio']:.1%} of the prompt tokens and "
+        f"{figures['reused_request_fraction']:.1%} of the requests reused cache"
+    )
+    for error, count in figures["errors"].items():
+        console.print(f"[red]{count} x {error}[/red]")

@@ -1,0 +1,48 @@
+"""What is wrong with a file that people write, said so that they can mend it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """A line for each problem, with the path of its key; unknown keys come with the one that may be meant."""
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown key {key!r}{_suggestion(problem['loc'], model)}")
+        elif problem["type"] == "missing":
+            lines.append(f"{key!r} is required")
+        else:
+            lines.append(f"{key!r}: {problem['msg'].removeprefix('Value error, ')}")
+    return lines
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The nearest known name, or all of them."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def _suggestion(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    section: type[BaseModel] = model
+    for part in location[:-1]:
+        field = section.model_fields.get(str(part))
+        if field is not None:
+            section = _model_in(field.annotation) or section
+    known = list(section.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys here: {', '.join(known)}"
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation such as ``list[Model] | None`` is about."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _model_in(each)) is not None), None)

@@ -1,0 +1,152 @@
+"""Cluster files: what they mean, and how mistakes in them are explained."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cache_index import Tier
+from conductor.catalogue import INSTANCE_CLASSES, LLAMA_8B_H100
+from conductor.catalogue.profile_file import write_instance_class
+from conductor.config import ConfigError
+from conductor.costs import DEFAULT_LINKS, Distance, Speed
+from conductor.placement import Objectives, Role
+from simulator.cluster import Outage, PoolSpec, uniform
+from simulator.cluster.cluster_file import ClusterFile, make_cluster, read_cluster, short_form
+
+WHOLE = """
+instances:
+  - {name: fill, count: 2, role: prefill, instance_class: llama3-70b-8xa800, tiers: {host: 3M, disk: 1TiB},
+     pipeline: 2, location: s/z/r0, fetches_from_peers: true, streams_layers: true}
+  - {name: big, role: decode, kv_tokens: 100k, sequences: 64}
+  - {role: mixed, profile: mine.yaml}
+pools:
+  - {name: dram, tier: remote, capacity: 50M, bytes_per_s: 20e9, latency_s: 1e-3, members: [fill, big]}
+  - {name: flash, tier: pod, capacity: 10GB, bytes_per_s: 5.0e9, members: [big]}
+outages: [{instance: fill1, at_s: 100, for_s: 30}]
+links: {rack: {bytes_per_s: 1.0e9, latency_s: 0.5}}
+scheduling:
+  policy: lmetric
+  seed: 3
+  objectives: {ttft_s: 30, tbt_s: 0.1}
+  admission: {rule: early, parameters: {limit: 0.9}, queue: {capacity: 10}}
+"""
+PROFILE = {"extends": "llama-3.1-8b-h100", "name": "mine", "kv_capacity_tokens": 5_000}
+
+
+def read(folder: Path, content: str) -> ClusterFile:
+    path = folder / "cluster.yaml"
+    path.write_text(content)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(PROFILE))
+    return read_cluster(path)
+
+
+def test_every_key_means_what_it_says(tmp_path: Path) -> None:
+    found = read(tmp_path, WHOLE)
+    first, second, big, mine = found.cluster.instances
+    assert [first.name, second.name, big.name, mine.name] == ["fill0", "fill1", "big", "m0"]
+    assert first.instance_class is INSTANCE_CLASSES["llama3-70b-8xa800"]
+    assert first.tier_tokens == {Tier.HOST: 3_000_000, Tier.DISK: (1 << 40) // 327_680}
+    assert first.kv_tokens == first.instance_class.kv_capacity_tokens
+    assert (first.role, first.pipeline, first.location) == (Role.PREFILL, 2, "s/z/r0")
+    assert first.fetches_from_peers and first.streams_layers
+    assert (big.instance_class, big.kv_tokens, big.sequences) == (LLAMA_8B_H100, 100_000, 64)
+    assert (mine.instance_class.name, mine.kv_tokens) == ("mine", 5_000)
+    assert found.cluster.pools == (
+        PoolSpec("dram", Tier.REMOTE, 50_000_000, Speed(20e9, 1e-3), frozenset({"fill0", "fill1", "big"})),
+        PoolSpec("flash", Tier.POD, 10**10 // 131_072, Speed(5e9, 0.0), frozenset({"big"})),
+    )
+    assert found.cluster.outages == (Outage("fill1", 100.0, 30.0),)
+    assert found.cluster.links == {**DEFAULT_LINKS, Distance.RACK: Speed(1e9, 0.5)}
+    assert found.scheduling.objectives_s() == Objectives(30.0, 0.1)
+    assert (found.scheduling.policy, found.scheduling.admission.rule) == ("lmetric", "early")
+    assert pickle.loads(pickle.dumps(found)) == found, "points travel to other processes"
+
+
+def test_names_go_on_counting_over_groups(tmp_path: Path) -> None:
+    content = "instances: [{count: 2}, {count: 1, role: decode}, {}, {name: m, count: 1}]"
+    assert [spec.name for spec in read(tmp_path, content).cluster.instances] == ["m0", "m1", "d0", "m2", "m3"]
+
+
+@pytest.mark.parametrize("text", ["8", "4p4d", "1", "1p12d"])
+def test_short_forms_are_uniform_clusters(text: str) -> None:
+    made = make_cluster(short_form(text, "llama-3-70b-4xh200"), Path(), text)
+    assert made.cluster == uniform(text, INSTANCE_CLASSES["llama-3-70b-4xh200"])
+
+
+def test_parameters_belong_to_the_policy_they_were_given_for(tmp_path: Path) -> None:
+    scheduling = read(
+        tmp_path, "instances: [{}]\nscheduling: {policy: slo, policy_parameters: {decode_prefill_tokens: 0}}"
+    ).scheduling
+    assert scheduling.policy_named("slo").policy_parameters == {"decode_prefill_tokens": 0}
+    other = scheduling.policy_named("random")
+    assert (other.policy, other.policy_parameters) == ("random", {})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("instances: [{rolle: mixed}]", "unknown key 'instances.0.rolle'; did you mean 'role'?"),
+        ("instances: [{}]\npolls: []", "unknown key 'polls'; did you mean 'pools'?"),
+        (
+            "instances: [{}]\nscheduling: {objectives: {ttft: 1}}",
+            "'scheduling.objectives.ttft'; did you mean 'ttft_s'?",
+        ),
+        ("instances: []", "'instances': List should have at least 1 item"),
+        ("{}", "'instances' is required"),
+        ("instances: [{count: 0}]", "'instances.0.count': Input should be greater than or equal to 1"),
+        ("instances: [{instance_class: llama-8b-h100}]", "did you mean 'llama-3.1-8b-h100'?"),
+        ("instances: [{kv_tokens: lots}]", "'instances.0.kv_tokens': 'lots' is no size; write tokens"),
+        (
+            "instances: [{tiers: {remote: 3M}}]",
+            "'instances.0.tiers.remote.[key]': Input should be 'host' or 'disk'",
+        ),
+        ("instances: [{location: a//b}]", "must look like site/zone/rack/node"),
+        ("instances: [{pipeline: 2}]", "instances.0: instance 'm0': only an instance that just prefills"),
+        (
+            "instances: [{instance_class: x, profile: mine.yaml}]",
+            "give instance_class (a name of the catalogue) or",
+        ),
+        ("instances: [{profile: gone.yaml}]", "instances.0.profile: cannot read the profile"),
+        ("instances: [{name: a}, {name: a}]", "two instances are called 'a'"),
+        ("instances: [{}]\noutages: [{instance: m1, at_s: 1, for_s: 1}]", "no instance is called 'm1'"),
+        (
+            "instances: [{name: fill}]\npools: [{name: p, capacity: 1M, bytes_per_s: 1.0e9, members: [fil]}]",
+            "pools.0.members: no instance or group of instances is called 'fil'; did you mean 'fill'?",
+        ),
+        (
+            "instances: [{}, {instance_class: llama3-70b-8xa800}]\npools: [{name: p, capacity: 1TB, "
+            "bytes_per_s: 1}]",
+            "pools.0.capacity: its members differ in the KV bytes of a token; give tokens",
+        ),
+        ("instances: [{}]\npools: [{name: p, tier: host, capacity: 1, bytes_per_s: 1}]", "'pod' or 'remote'"),
+        ("instances: [{}]\nscheduling: {policy: best}", "unknown policy 'best'"),
+        ("instances: [{}]\nscheduling: {admission: {rule: none}}", "unknown admission rule 'none'"),
+        ("instances: [{}]\nlinks: {rack: {latency_s: 1}}", "'links.rack.bytes_per_s' is required"),
+        ("- a", "must hold a mapping such as 'instances: [{count: 8}]'"),
+        ("instances: [", "is not valid YAML"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, content)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "cluster.yaml"))
+
+
+def test_a_tier_without_a_speed_comes_with_its_remedy(tmp_path: Path) -> None:
+    write_instance_class(tmp_path / "bare.yaml", replace(LLAMA_8B_H100, name="bare", tiers={}))
+    with pytest.raises(
+        ConfigError, match=r"instances.0.tiers.host: class 'bare' has no speed .* in its profile"
+    ):
+        read(tmp_path, "instances: [{profile: bare.yaml, tiers: {host: 1M}}]")
+
+
+def test_two_classes_cannot_share_a_name(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({**PROFILE, "prefill_base_s": 0.5}))
+    with pytest.raises(ConfigError, match=r"two classes with different figures are called 'mine'"):
+        read(tmp_path, "instances: [{profile: mine.yaml}, {profile: other.yaml}]")
