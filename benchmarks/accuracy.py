@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
+
 from conductor.catalogue import DEPLOYMENTS, ENGINES, INSTANCE_CLASSES
 from simulator.accuracy import (
     COEFFICIENTS,

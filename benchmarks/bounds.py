@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
 
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.placement import Objectives

@@ -14,6 +14,7 @@ import argparse
 import csv
 import heapq
 import json
+import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
 
 from conductor.admission import OutputLengths
 from conductor.placement import PlacementRequest

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from conductor.catalogue import LLAMA_8B_H100
 from simulator.cluster.engine import Leg, SimulatedEngine, Work
 from simulator.cluster.kv_memory import Hashes, KvMemory
+
+from conductor.catalogue import LLAMA_8B_H100
 
 BLOCK = 512
 
