@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -135,7 +136,11 @@ def head(records: Iterator[TraceRecord], limit: int) -> Iterator[TraceRecord]:
 def in_own_process(*arguments: str) -> dict[str, Any]:
     """Run this script for one measurement."""
     done = subprocess.run(
-        [sys.executable, __file__, "--one", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, __file__, "--one", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "DYN_LOG": "error"},  # Dynamo would write a line for each decision
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip().splitlines()[-1:]}")
