@@ -260,6 +260,17 @@ def test_no_order_is_better(
     holds(cluster, requests, served, objectives)
 
 
+@pytest.mark.parametrize(("room", "closeness"), [(400, 0.65), (60, 0.45), (20, 0.65), (6, 0.7)])
+def test_decodes_are_late_by_what_the_memory_holds(room: int, closeness: float) -> None:
+    """A burst of prompts with long answers: with room for all, no decode comes before a first token."""
+    requests = [Request(n, 0.0, 1_000, 400, np.array([n + 1], np.uint64)) for n in range(100)]
+    cluster = layout("m", [LLAMA_8B_H100], room * BLOCK, 256)
+    served = driven(cluster.instances[0], [(0.0, request) for request in requests])
+    mean_s = sum(each.ttft_s for each in served) / len(served)
+    holds(cluster, requests, served, Objectives())
+    assert bounds(cluster, requests, Objectives()).mean_ttft_s > closeness * mean_s
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("roles", ["mmmm", "ppdd"])
 def test_an_overloaded_cluster_stays_within_bounds(policy: str, roles: str) -> None:
