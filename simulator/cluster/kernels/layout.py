@@ -188,10 +188,9 @@ C_TOUCHED: Final = 9
 C_SHORT: Final = 10  # what there is too little room for
 C_TIMERS: Final = 11  # prompts in the later stages of pipelines
 C_EVENTS: Final = 12  # not yet told
-C_MARGIN: Final = 13  # events that one step of one engine can cause at most
-C_SEGMENTS: Final = 14  # in use
-C_RESUMES: Final = 15  # the shortage showed in the middle of what happens at one time
-C_COLUMNS: Final = 16
+C_SEGMENTS: Final = 13  # in use
+C_RESUMES: Final = 14  # the shortage showed in the middle of what happens at one time
+C_COLUMNS: Final = 15
 
 # what to make larger before going on
 ENOUGH: Final = 0

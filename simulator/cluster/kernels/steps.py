@@ -85,6 +85,7 @@ from simulator.cluster.kernels.layout import (
     L_MORE,
     L_SOURCE,
     L_WORK,
+    LOADED,
     LOADING,
     N_BEGAN_S,
     N_CACHED,
@@ -184,18 +185,27 @@ def running(state, engine):
 @subroutine
 def begin(state, engine, now_s):
     """Something changed for an engine: cut its run short, or begin another."""
+    if a.engines(state)[engine, E_RUN_STEPS] == 0:
+        receive_next(state, engine, now_s)
+        next_run(state, engine, now_s)
+    else:
+        cut_short(state, engine, now_s)
+
+
+@subroutine
+def cut_short(state, engine, now_s):
+    """Let a run end with the step under way."""
     if a.engines(state)[engine, E_RUN_STEPS] > 1:
         a.engines(state)[engine, E_RUN_STEPS] = steps_until(state, engine, now_s)
         set_end(state, engine, run_end_s(state, engine, a.engines(state)[engine, E_RUN_STEPS]))
-    elif a.engines(state)[engine, E_RUN_STEPS] == 0:
-        receive_next(state, engine, now_s)
-        next_run(state, engine, now_s)
 
 
 @subroutine
 def receive_next(state, engine, now_s):
-    """Let decode legs that find room have their KV cache sent."""
+    """Let decode legs that find room have their KV cache sent; those that were preempted go first."""
     row = a.engines(state)[engine]
+    if row[E_WAITING] != NONE and a.work(state)[row[E_WAITING], W_PREEMPTIONS] > 0:
+        return
     while row[E_WANTS_KV] != NONE and running(state, engine) < row[E_SEQUENCES]:
         work = row[E_WANTS_KV]
         if not take_room(state, work):
@@ -405,15 +415,22 @@ def computed(state, engine, work, count, now_s):
     if row[W_DONE] < row[W_TARGET]:
         return
     remove_prefilling(state, engine, work)
-    if row[W_LOADS] > 0:
-        row[W_STANDS] = COMPUTED
-        a.engines(state)[engine, E_RESERVED] += 1
-    elif a.engines(state)[engine, E_STAGES] > 1:
+    if a.engines(state)[engine, E_STAGES] > 1:
         row[W_STANDS] = DRAINING
         a.engines(state)[engine, E_RESERVED] += 1
         a.timers(state)[a.counters(state)[C_TIMERS]] = work
         a.timer_s(state)[a.counters(state)[C_TIMERS]] = a.speeds(state)[engine, G_STAGE_FREE_S]
         a.counters(state)[C_TIMERS] += 1
+    else:
+        through(state, engine, work, now_s)
+
+
+@subroutine
+def through(state, engine, work, now_s):
+    """A prompt is computed in all stages; what it loads beside that may not be here yet."""
+    if a.work(state)[work, W_LOADS] > 0:
+        a.work(state)[work, W_STANDS] = COMPUTED
+        a.engines(state)[engine, E_RESERVED] += 1
     else:
         prefilled(state, engine, work, now_s)
 
@@ -431,7 +448,7 @@ def commit_done(state, engine, work):
 
 @subroutine
 def prefilled(state, engine, work, now_s):
-    """A prompt is computed to its end."""
+    """A prompt is computed to its end, and all of its KV cache is here."""
     row = a.work(state)[work]
     if a.work_s(state)[work, F_PREFILLED_S] == np.inf:
         a.work_s(state)[work, F_PREFILLED_S] = now_s
@@ -529,13 +546,13 @@ def loaded(state, work, now_s):
     if row[W_LOADS] > 0:
         return
     commit_done(state, engine, work)
+    touch(state, engine)  # others may find these blocks
     if row[W_STANDS] == LOADING:
+        row[W_STANDS] = LOADED
         push_back(state, engine, E_LOADED, work)
-        touch(state, engine)
     elif row[W_STANDS] == COMPUTED:
         a.engines(state)[engine, E_RESERVED] -= 1
         prefilled(state, engine, work, now_s)
-        touch(state, engine)
 
 
 @subroutine
