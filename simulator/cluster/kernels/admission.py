@@ -223,18 +223,19 @@ def release(state, work):
 
 @subroutine
 def pause_decode(state, engine, at):
-    """Take a decode out of the heap, its books brought up to date; returns it."""
+    """Take a decode out of the heap, its books brought up to date; whether it was silent."""
     work = remove_decode(state, engine, at)
     row = a.work(state)[work]
     row[W_SAID] = row[W_OUTPUT] - (row[W_END_STEP] - a.engines(state)[engine, E_STEPS])
     row[W_ROOM] = row[W_PROMPT] + row[W_SAID]
     a.engines(state)[engine, E_CONTEXT] -= row[W_PROMPT] + row[W_SAID]
     silent = place_of(a.silent(state)[engine], a.engines(state)[engine, E_SILENT], work)
-    if silent != NONE:
-        a.engines(state)[engine, E_SILENT] -= 1
-        for place in range(silent, a.engines(state)[engine, E_SILENT]):
-            a.silent(state)[engine, place] = a.silent(state)[engine, place + 1]
-    return work
+    if silent == NONE:
+        return False
+    a.engines(state)[engine, E_SILENT] -= 1
+    for place in range(silent, a.engines(state)[engine, E_SILENT]):
+        a.silent(state)[engine, place] = a.silent(state)[engine, place + 1]
+    return True
 
 
 @subroutine
@@ -257,8 +258,8 @@ def preempt_youngest(state, engine, now_s):
         return False
     row = a.work(state)[victim]
     if row[W_STANDS] == DECODING:
-        pause_decode(state, engine, place)
-        if a.work_s(state)[victim, F_FIRST_S] < np.inf:
+        silent = pause_decode(state, engine, place)
+        if a.work_s(state)[victim, F_FIRST_S] < np.inf and not silent:
             begin_segment(state, engine, victim, now_s)
     else:
         remove_prefilling(state, engine, victim)

@@ -131,6 +131,7 @@ from simulator.cluster.kernels.layout import (
 )
 from simulator.cluster.kernels.pace import (
     begin_gaps,
+    begin_segment,
     end_segment,
     free_segments,
     log_run,
@@ -146,7 +147,7 @@ from simulator.cluster.kernels.queues import (
     set_end,
     touch,
 )
-from simulator.cluster.kernels.stores import commit
+from simulator.cluster.kernels.stores import commit, refresh_copies
 
 NOBODY = -1  # instead of the number of a request that was given up
 
@@ -393,7 +394,7 @@ def decoded(state, engine, steps, now_s):
     for place in range(row[E_SILENT]):
         work = a.silent(state)[engine, place]
         if a.work(state)[work, W_NUMBER] != NOBODY:
-            speak(state, engine, work, now_s)
+            speak_again(state, engine, work, now_s)
     row[E_SILENT] = 0
     while row[E_DECODING] > 0 and a.decode_end(state)[engine, 0] <= row[E_STEPS]:
         work = remove_decode(state, engine, 0)
@@ -450,6 +451,7 @@ def commit_done(state, engine, work):
 def prefilled(state, engine, work, now_s):
     """A prompt is computed to its end, and all of its KV cache is here."""
     row = a.work(state)[work]
+    refresh_copies(state, engine, row[W_HASHES], row[W_COMMITTED])
     if a.work_s(state)[work, F_PREFILLED_S] == np.inf:
         a.work_s(state)[work, F_PREFILLED_S] = now_s
     if row[W_NUMBER] == NOBODY:
@@ -463,16 +465,17 @@ def prefilled(state, engine, work, now_s):
             a.flows(state)[flow, L_MORE] = 0
         notice(state, PREFILLED, work, now_s)
     else:
-        if a.work_s(state)[work, F_FIRST_S] == np.inf:
-            speak(state, engine, work, now_s)
-        else:
-            end_segment(state, work, now_s)
-            begin_gaps(state, engine, work)
+        speak_again(state, engine, work, now_s)
         row[W_SAID] += 1
         if row[W_SAID] == row[W_OUTPUT]:
             end(state, engine, work, now_s)
-        else:
+        elif a.engines(state)[engine, E_RUN_STEPS] == 0:
             start_decode(state, engine, work)
+        else:  # what streamed beside its compute came within a step of others
+            begin_segment(state, engine, work, now_s)
+            row[W_STANDS] = ARRIVED
+            a.engines(state)[engine, E_RESERVED] += 1
+            push_back(state, engine, E_ARRIVED, work)
 
 
 @subroutine
@@ -486,10 +489,13 @@ def start_decode(state, engine, work):
 
 
 @subroutine
-def speak(state, engine, work, now_s):
-    """It said its first token."""
-    a.work_s(state)[work, F_FIRST_S] = now_s
+def speak_again(state, engine, work, now_s):
+    """It said its first token, or the first one after a pause."""
     begin_gaps(state, engine, work)
+    if a.work_s(state)[work, F_FIRST_S] < np.inf:
+        end_segment(state, work, now_s)
+        return
+    a.work_s(state)[work, F_FIRST_S] = now_s
     notice(state, FIRST_TOKEN, work, now_s)
 
 
@@ -566,6 +572,7 @@ def received(state, decode, now_s):
     a.work_s(state)[decode, F_RECEIVED_S] = now_s
     row[W_DONE] = row[W_PROMPT]
     commit_done(state, engine, decode)
+    refresh_copies(state, engine, row[W_HASHES], row[W_COMMITTED])
     row[W_STANDS] = ARRIVED
     push_back(state, engine, E_ARRIVED, decode)
     touch(state, engine)
