@@ -75,8 +75,12 @@ def outlined(function: Callable[..., Any]) -> Any:
 
 
 def subroutine(function: Callable[..., Any]) -> Any:
-    """Like outlined, and compiled once whatever constants it is called with: Numba makes a variant for each."""
-    dispatcher: Any = njit(error_model="numpy")(function)
+    """Like outlined, and compiled once whatever constants it is called with: Numba makes a variant for each.
+
+    Python cannot call it.
+    """
+    compiler: Any = njit  # whose stubs lack the two options that save compile time
+    dispatcher = compiler(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     template = dispatcher.get_call_template
 
     def without_constants(arguments: Any, keywords: Any) -> Any:

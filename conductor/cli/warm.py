@@ -8,13 +8,17 @@ from rich.console import Console
 
 
 def warm() -> None:
-    """Compile all kernels now; without this the first start does it (most of a minute, once a machine)."""
+    """Compile all kernels now, the simulator's included; without this the first start and the first replay do it
+    (most of a minute each, once a machine).
+    """
     console = Console(stderr=True)
     started_s = time.monotonic()
     with console.status("compiling kernels"):
         import cache_index
         from conductor.rehearsal import rehearse
+        from simulator.cluster.kernels.progress import compile_all
 
         cache_index.warm()
         rehearse()
+        compile_all()
     console.print(f"kernels ready after {time.monotonic() - started_s:.1f} s")

@@ -14,7 +14,16 @@ from cache_index import Tier
 from conductor.costs import Distance, Speed, Topology
 from simulator.cluster.kernels import layout as k
 from simulator.cluster.kernels.arrays import Arrays, Floats, Ints, Words, addresses
-from simulator.cluster.kernels.progress import advance, drain, drop, hand_on, kill, read_gauges, submit
+from simulator.cluster.kernels.progress import (
+    advance,
+    compile_all,
+    drain,
+    drop,
+    hand_on,
+    kill,
+    read_gauges,
+    submit,
+)
 from simulator.cluster.specification import ClusterSpec, InstanceSpec
 
 _INT, _FLOAT = np.int64, np.float64
@@ -77,18 +86,16 @@ class Engines:
         hashes: Words,
         *,
         block_tokens: int,
-        longest_blocks: int,
         longest_output_tokens: int,
         step_by_step: bool = False,
     ) -> None:
+        compile_all()
         self.stores = tuple(stores_of(cluster))
         self._state = _make_state(cluster, hashes, len(self.stores), block_tokens, longest_output_tokens)
         self._set_stores(cluster, block_tokens)
-        # A prompt may bring as many blocks as it has into every store, and each may drive another one out.
-        stores_an_engine = 3 + len(cluster.pools)
-        self._state.counters[k.C_MARGIN] = 2 * stores_an_engine * (longest_blocks + 64)
         self._state.counters[k.C_SINGLE_STEPS] = step_by_step
-        self._enlarge("events", rows=4 * int(self._state.counters[k.C_MARGIN]))
+        self._table = addresses(self._state)
+        self._address = self._table.ctypes.data
         self._changes = np.empty((len(self._state.events), 5), _INT)
         self._removed = np.empty(len(self._state.events), np.uint64)
 
@@ -108,7 +115,7 @@ class Engines:
                 load.blocks,
                 plan_blocks,
                 peer,
-                streams,
+                int(streams),
             )
             if work != k.NONE:
                 return work
@@ -123,8 +130,17 @@ class Engines:
         drop(self._address, work, now_s)
 
     def kill(self, engine: int, now_s: float) -> None:
-        """An engine dies with all it has; its requests must have been dropped before."""
+        """An engine dies with all it has; requests that need it must have been dropped before."""
         kill(self._address, engine, now_s)
+
+    def needs(self, work: int, engine: int) -> bool:
+        """Whether the request has something on an engine still: all but a prefill that was handed off."""
+        first = self._state.work[work]
+        legs = [first] if first[k.W_PARTNER] == k.NONE else [first, self._state.work[first[k.W_PARTNER]]]
+        return any(
+            leg[k.W_ENGINE] == engine and not (leg[k.W_STANDS] == k.HELD and leg[k.W_ROOM] == 0)
+            for leg in legs
+        )
 
     def advance(self, now_s: float, until_s: float) -> tuple[float, list[list[float]]]:
         """Let time go on until something is to be told, or ``until_s``: when that is, and the notices."""
@@ -201,30 +217,41 @@ class Engines:
             assert references == mine[:, k.W_COMMITTED].sum(), "references without an owner"
             referred = int((state.residencies[device, k.R_REFERENCES] > 0).sum())
             assert referred == engine[k.E_REFERRED], "referred blocks are miscounted"
-            idle = int(state.stores[engine[k.E_DEVICE], k.S_IDLE])
-            assert idle == int(device.sum()) - referred, "idle blocks are miscounted"
-            assert engine[k.E_LOOSE] >= 0, "more was given up than taken"
-            used = (referred + idle) * block_tokens + int(engine[k.E_LOOSE])
+            used = int(device.sum()) * block_tokens + int(engine[k.E_LOOSE])
             assert used <= engine[k.E_KV_TOKENS], f"{used} tokens on a device of {engine[k.E_KV_TOKENS]}"
-        assert (state.stores[:, k.S_IDLE] <= state.stores[:, k.S_CAPACITY]).all(), (
-            "a store is over its capacity"
-        )
+            decoding = mine[:, k.W_STANDS] == k.DECODING
+            assert decoding.sum() == engine[k.E_DECODING], "decodes are miscounted"
+            left = mine[:, k.W_END_STEP] - engine[k.E_STEPS]
+            context = mine[:, k.W_PROMPT] + mine[:, k.W_OUTPUT] - left
+            assert context[decoding].sum() == engine[k.E_CONTEXT], "the context of decodes drifted"
+            room = np.where(decoding, context, mine[:, k.W_ROOM]) - mine[:, k.W_COMMITTED] * block_tokens
+            assert room.sum() == engine[k.E_LOOSE], "tokens taken without an owner"
+            batch = int(engine[[k.E_PREFILLING, k.E_DECODING, k.E_RESERVED]].sum())
+            assert batch <= engine[k.E_SEQUENCES], f"{batch} requests in a batch of {engine[k.E_SEQUENCES]}"
+        kept = state.residencies[state.residencies[:, k.R_STORE] != k.NONE]
+        unused = kept[kept[:, k.R_REFERENCES] == 0]
+        idle = np.bincount(unused[:, k.R_STORE], minlength=len(state.stores))
+        assert (idle == state.stores[:, k.S_IDLE]).all(), "idle blocks are miscounted"
+        assert (idle <= state.stores[:, k.S_CAPACITY]).all(), "a store is over its capacity"
+        assert (state.table != k.NONE).sum() == len(kept), "the table of blocks has lost some"
         flows = int(state.counters[k.C_FLOWS])
-        moved = np.zeros(len(state.links))
+        users, moved = np.zeros(len(state.links), _INT), np.zeros(len(state.links))
         for flow, seconds in zip(state.flows[:flows], state.flow_s[:flows], strict=True):
             for link in (flow[k.L_GIVER], flow[k.L_TAKER]):
                 if link != k.NONE and seconds[k.M_LEFT_BYTES] > 0:
+                    users[link] += 1
                     moved[link] += seconds[k.M_BYTES_PER_S]
+        assert (users == state.link_flows).all(), "flows over links are miscounted"
         assert (moved <= state.links * (1 + 1e-9)).all(), "a link carries more than it can"
 
-    def _enlarge(self, *names: str, rows: int = 0) -> None:
-        """Twice as many rows, or columns for logs; at least ``rows``."""
+    def _enlarge(self, *names: str) -> None:
+        """Twice as many rows, or columns for logs."""
         larger = {}
         for name in names:
             old = getattr(self._state, name)
             axis = 1 if name in _COLUMNS_GROW else 0
             shape = list(old.shape)
-            shape[axis] = max(2 * shape[axis], rows)
+            shape[axis] *= 2
             new = np.zeros(shape, old.dtype)
             new[tuple(slice(size) for size in old.shape)] = old
             larger[name] = new
@@ -284,7 +311,7 @@ def _make_state(
     residencies = sum(store.capacity_tokens // block_tokens + 1 for store in stores_of(cluster))
     links = k.LINKS_PER_ENGINE * engines + pools
     leaves = 1 << max(engines - 1, 1).bit_length()
-    work, segments, events = 256, 2 * batch, 16
+    work, segments, events = 256, 2 * batch, 1024
     state = Arrays(
         counters=np.zeros(k.C_COLUMNS, _INT),
         hashes=hashes,
@@ -310,6 +337,8 @@ def _make_state(
         table=np.full(1 << (2 * residencies - 1).bit_length(), k.NONE, _INT),
         pools=np.zeros((engines, pools), _INT),
         pool_source=np.zeros(pools, _INT),
+        pool_latency_s=np.array([pool.speed.latency_s for pool in cluster.pools]),
+        load_blocks=np.zeros(stores, _INT),
         events=np.zeros((events, k.V_COLUMNS), _INT),
         links=np.full(links, np.inf),
         link_flows=np.zeros(links, _INT),

@@ -29,7 +29,7 @@ from conductor.placement import (
     Usage,
 )
 from conductor.scheduler import Scheduler
-from simulator.cluster.engines import Engines, Gauges, Load, flat_hashes
+from simulator.cluster.engines import Engines, Gauges, Load, Store, flat_hashes, stores_of
 from simulator.cluster.kernels import layout as k
 from simulator.cluster.layout import MODEL
 from simulator.cluster.specification import POOL_TIERS, ClusterSpec, Outage
@@ -120,7 +120,7 @@ class ClusterSimulation:
 
     A ``dispatcher`` over that scheduler may hold requests back; without one they are placed as they arrive.
     ``step_by_step`` never takes two steps of an engine at once: slow, and the oracle of the closed form.
-    Raises ValueError for an instance that does not hold a block.
+    Raises ValueError for an instance, a tier of one or a pool that does not hold a block.
     """
 
     def __init__(
@@ -132,10 +132,11 @@ class ClusterSimulation:
         block_tokens: int = BLOCK_TOKENS,
         step_by_step: bool = False,
     ) -> None:
-        for spec in cluster.instances:
-            if spec.kv_tokens < block_tokens:
+        for store in stores_of(cluster):
+            if store.capacity_tokens < block_tokens:
                 raise ValueError(
-                    f"instance {spec.name!r}: {spec.kv_tokens} tokens do not hold a block of {block_tokens}"
+                    f"{_name_of(cluster, store)}: {store.capacity_tokens} tokens do not hold a block of "
+                    f"{block_tokens}"
                 )
         self.scheduler = scheduler
         self._cluster = cluster
@@ -161,7 +162,6 @@ class ClusterSimulation:
             self._cluster,
             hashes,
             block_tokens=self._block_tokens,
-            longest_blocks=max((len(request.hashes) for request in workload), default=0),
             longest_output_tokens=max((request.output_tokens for request in workload), default=0),
             step_by_step=self._step_by_step,
         )
@@ -364,16 +364,13 @@ class ClusterSimulation:
             assert instance.facts is not None
             self.scheduler.instance_up(name, instance.facts)
             return
-        victims = [
-            each
-            for each in self._under_way.values()
-            if name in (each.placement.prefill.instance_id, each.placement.decode.instance_id)
-        ]
+        number = self._numbers[name]
+        victims = [each for each in self._under_way.values() if self.engines.needs(each.work, number)]
         for victim in victims:
             self.engines.drop(victim.work, now_s)
             del self._under_way[victim.request.number]
         self._tell_index()
-        self.engines.kill(self._numbers[name], now_s)
+        self.engines.kill(number, now_s)
         self.scheduler.instance_down(name, "it died")
         failure = InstanceFailure(name, FailureKind.UNREACHABLE, "it died")
         for victim in victims:
@@ -452,6 +449,14 @@ def _holders_of(cluster: ClusterSpec, engines: Engines) -> list[tuple[Holder, Ti
         owners = cluster.pools if store.tier in POOL_TIERS else cluster.instances
         holders.append((Holder(owners[store.owner].name, 0), store.tier))
     return holders
+
+
+def _name_of(cluster: ClusterSpec, store: Store) -> str:
+    """A store as errors name it."""
+    if store.tier in POOL_TIERS:
+        return f"pool {cluster.pools[store.owner].name!r}"
+    instance = f"instance {cluster.instances[store.owner].name!r}"
+    return instance if store.tier is Tier.DEVICE else f"{instance}, tier {store.tier.name.lower()}"
 
 
 def _by_role(cluster: ClusterSpec) -> list[list[int]]:

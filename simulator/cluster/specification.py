@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
 from typing import Final
 
 from cache_index import Tier
@@ -40,15 +42,21 @@ class InstanceSpec:
             raise ValueError(f"instance {self.name!r}: kv_tokens must be positive, not {self.kv_tokens}")
         if self.pipeline < 1:
             raise ValueError(f"instance {self.name!r}: pipeline must be at least 1, not {self.pipeline}")
+        if self.sequences < 1:
+            raise ValueError(f"instance {self.name!r}: sequences must be at least 1, not {self.sequences}")
         if self.pipeline > 1 and self.role is not Role.PREFILL:
             raise ValueError(f"instance {self.name!r}: only an instance that just prefills can be a pipeline")
-        for tier in self.tier_tokens:
+        for tier, tokens in self.tier_tokens.items():
             if tier not in INSTANCE_TIERS:
                 raise ValueError(f"instance {self.name!r}: tier {tier.name.lower()} is a pool's, not its own")
             if tier not in self.instance_class.tiers:
                 raise ValueError(
                     f"instance {self.name!r}: class {self.instance_class.name} has no speed for tier "
                     f"{tier.name.lower()}"
+                )
+            if tokens < 1:
+                raise ValueError(
+                    f"instance {self.name!r}: tokens of tier {tier.name.lower()} must be positive, not {tokens}"
                 )
 
 
@@ -77,10 +85,16 @@ class Outage:
     at_s: float
     for_s: float
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.at_s < inf:
+            raise ValueError(f"outage of {self.instance!r}: at_s must not be negative, not {self.at_s}")
+        if not self.for_s > 0.0:
+            raise ValueError(f"outage of {self.instance!r}: for_s must be positive, not {self.for_s}")
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """Raises ValueError for names that are used twice or unknown."""
+    """Raises ValueError for names that are used twice or unknown, and for outages that overlap."""
 
     instances: tuple[InstanceSpec, ...]
     pools: tuple[PoolSpec, ...] = ()
@@ -102,6 +116,12 @@ class ClusterSpec:
         for outage in self.outages:
             if outage.instance not in known:
                 raise ValueError(f"outage: no instance is called {outage.instance!r}")
+        for one, other in pairwise(sorted(self.outages, key=lambda each: (each.instance, each.at_s))):
+            if one.instance == other.instance and other.at_s < one.at_s + one.for_s:
+                raise ValueError(
+                    f"outage of {one.instance!r} at {other.at_s} s: it is down since {one.at_s} s, for "
+                    f"{one.for_s} s"
+                )
 
 
 def uniform(

@@ -126,84 +126,88 @@ def take_room(state, work):
 
 
 @subroutine
-def source_of(state, work, position):
-    """Where a block can be loaded from, nearest first: (source, store); (NONE, NONE) from nowhere."""
+def store_with(state, work, position):
+    """Where a block can be loaded from, the nearest such store; NONE for nowhere. A peer is named by its device."""
     row = a.work(state)[work]
     engine = row[W_ENGINE]
     block_hash = a.hashes(state)[row[W_HASHES] + position]
-    for tier, source in ((E_HOST, HOST), (E_DISK, DISK)):
+    for tier in (E_HOST, E_DISK):
         store = a.engines(state)[engine, tier]
         if store != NONE and find(state, store, block_hash) != NONE:
-            return source, store
+            return store
     first_pool = a.stores(state).shape[0] - a.pools(state).shape[1]
     for pool in range(a.pools(state).shape[1]):
         if a.pools(state)[engine, pool] == 1 and find(state, first_pool + pool, block_hash) != NONE:
-            return a.pool_source(state)[pool], first_pool + pool
+            return first_pool + pool
     peer = row[W_PEER]
     if peer != NONE:
         for tier in (E_DEVICE, E_HOST):
             store = a.engines(state)[peer, tier]
             if store != NONE and find(state, store, block_hash) != NONE:
-                return PEER, a.engines(state)[peer, E_DEVICE]
-    return NONE, NONE
+                return a.engines(state)[peer, E_DEVICE]
+    return np.int64(NONE)
 
 
 @subroutine
-def start_load(state, work, source, store, tokens, now_s):
-    """A flow that brings tokens from one place."""
+def start_load(state, work, source, store, now_s):
+    """A flow that brings the blocks that were counted for a store, if there are any."""
+    if store == NONE or a.load_blocks(state)[store] == 0:
+        return
     row = a.work(state)[work]
     engine = row[W_ENGINE]
+    tokens = a.load_blocks(state)[store] * a.counters(state)[C_BLOCK_TOKENS]
+    a.load_blocks(state)[store] = 0
     row[W_LOADS] += 1
     if row[W_PREEMPTIONS] == 0:
         row[W_FROM + source] += tokens
     left_bytes = tokens * a.speeds(state)[engine, G_KV_BYTES]
     if source == PEER:
-        peer_flow(
-            state,
-            work,
-            source,
-            row[W_PEER],
-            engine,
-            a.speeds(state)[engine, G_NIC_LATENCY_S],
-            left_bytes,
-            0,
-            now_s,
-        )
+        nic_latency_s = a.speeds(state)[engine, G_NIC_LATENCY_S]
+        peer_flow(state, work, source, row[W_PEER], engine, nic_latency_s, left_bytes, 0, now_s)
         return
     cap = a.speeds(state)[engine, G_LOAD_BYTES_PER_S + source]
     latency_s = a.speeds(state)[engine, G_LOAD_LATENCY_S + source]
-    if source in (HOST, DISK):
+    if source == HOST or source == DISK:  # noqa: SIM109  (`in` takes long to compile)
         giver = LINKS_PER_ENGINE * engine + (HOST_LINK if source == HOST else DISK_LINK)
         taker = NONE
     else:
-        first_pool = a.stores(state).shape[0] - a.pools(state).shape[1]
-        giver = LINKS_PER_ENGINE * a.engines(state).shape[0] + store - first_pool
+        pool = store - (a.stores(state).shape[0] - a.pools(state).shape[1])
+        giver = LINKS_PER_ENGINE * a.engines(state).shape[0] + pool
         taker = LINKS_PER_ENGINE * engine + IN
+        latency_s += a.pool_latency_s(state)[pool]
     start_flow(state, work, source, giver, taker, cap, latency_s, left_bytes, 0, now_s)
 
 
 @subroutine
 def start_loads(state, work, now_s):
-    """Begin to load what the placement planned and is still there; whether there is anything to wait for."""
+    """Begin to load what the placement planned and is still there; whether there is anything to wait for.
+
+    One flow for each store, side by side.
+    """
     row = a.work(state)[work]
     block = a.counters(state)[C_BLOCK_TOKENS]
     position = row[W_COMMITTED]
     stop = min(row[W_PLAN], min((row[W_PROMPT] - 1) // block, row[W_BLOCKS]))
-    begun = position
-    source, store = NONE, NONE
-    while position <= stop:
-        other, other_store = source_of(state, work, position) if position < stop else (NONE, NONE)
-        if other_store != store or other != source:
-            if source != NONE:
-                start_load(state, work, source, store, (position - begun) * block, now_s)
-            source, store, begun = other, other_store, position
-        if other == NONE:
+    while position < stop:
+        store = store_with(state, work, position)
+        if store == NONE:
             break
+        a.load_blocks(state)[store] += 1
         position += 1
-    row[W_DONE] = max(position, row[W_COMMITTED]) * block
+    if position == row[W_COMMITTED]:
+        return False
+    engine = row[W_ENGINE]
+    start_load(state, work, HOST, a.engines(state)[engine, E_HOST], now_s)
+    start_load(state, work, DISK, a.engines(state)[engine, E_DISK], now_s)
+    first_pool = a.stores(state).shape[0] - a.pools(state).shape[1]
+    for pool in range(a.pools(state).shape[1]):
+        start_load(state, work, a.pool_source(state)[pool], first_pool + pool, now_s)
+    if row[W_PEER] != NONE:
+        start_load(state, work, PEER, a.engines(state)[row[W_PEER], E_DEVICE], now_s)
+    row[W_DONE] = position * block
     if row[W_PREEMPTIONS] == 0:
         row[W_CACHED] = row[W_DONE]
-    return row[W_LOADS] > 0
+    return True
 
 
 @subroutine
@@ -219,18 +223,19 @@ def release(state, work):
 
 @subroutine
 def pause_decode(state, engine, at):
-    """Take a decode out of the heap, its books brought up to date; returns it."""
+    """Take a decode out of the heap, its books brought up to date; whether it was silent."""
     work = remove_decode(state, engine, at)
     row = a.work(state)[work]
     row[W_SAID] = row[W_OUTPUT] - (row[W_END_STEP] - a.engines(state)[engine, E_STEPS])
     row[W_ROOM] = row[W_PROMPT] + row[W_SAID]
     a.engines(state)[engine, E_CONTEXT] -= row[W_PROMPT] + row[W_SAID]
     silent = place_of(a.silent(state)[engine], a.engines(state)[engine, E_SILENT], work)
-    if silent != NONE:
-        a.engines(state)[engine, E_SILENT] -= 1
-        for place in range(silent, a.engines(state)[engine, E_SILENT]):
-            a.silent(state)[engine, place] = a.silent(state)[engine, place + 1]
-    return work
+    if silent == NONE:
+        return False
+    a.engines(state)[engine, E_SILENT] -= 1
+    for place in range(silent, a.engines(state)[engine, E_SILENT]):
+        a.silent(state)[engine, place] = a.silent(state)[engine, place + 1]
+    return True
 
 
 @subroutine
@@ -253,8 +258,8 @@ def preempt_youngest(state, engine, now_s):
         return False
     row = a.work(state)[victim]
     if row[W_STANDS] == DECODING:
-        pause_decode(state, engine, place)
-        if a.work_s(state)[victim, F_FIRST_S] < np.inf:
+        silent = pause_decode(state, engine, place)
+        if a.work_s(state)[victim, F_FIRST_S] < np.inf and not silent:
             begin_segment(state, engine, victim, now_s)
     else:
         remove_prefilling(state, engine, victim)

@@ -54,6 +54,8 @@ class Arrays(NamedTuple):
     table: Ints  # open addressing: residency or NONE
     pools: Ints  # [engine, pool]: whether it is a member
     pool_source: Ints  # POD or REMOTE
+    pool_latency_s: Floats
+    load_blocks: Ints  # scratch, [store]: blocks to load from it; zero between uses
     events: Ints  # [event, V_COLUMNS]
     links: Floats  # [link]: bytes per second
     link_flows: Ints  # [link]: that share it
@@ -127,6 +129,8 @@ residency_hash = _view("residency_hash", 1, types.uint64)
 table = _view("table", 1, types.int64)
 pools = _view("pools", 2, types.int64)
 pool_source = _view("pool_source", 1, types.int64)
+pool_latency_s = _view("pool_latency_s", 1, types.float64)
+load_blocks = _view("load_blocks", 1, types.int64)
 events = _view("events", 2, types.int64)
 links = _view("links", 1, types.float64)
 link_flows = _view("link_flows", 1, types.int64)

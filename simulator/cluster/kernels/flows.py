@@ -15,6 +15,7 @@ from simulator.cluster.kernels import arrays as a
 from simulator.cluster.kernels.layout import (
     C_FLOWS,
     E_LOCATION,
+    L_COLUMNS,
     L_GIVER,
     L_MORE,
     L_SOURCE,
@@ -23,13 +24,15 @@ from simulator.cluster.kernels.layout import (
     LINKS_PER_ENGINE,
     M_BYTES_PER_S,
     M_CAP_BYTES_PER_S,
+    M_COLUMNS,
     M_LEFT_BYTES,
     M_SINCE_S,
     NONE,
 )
 
 OUT, IN, HOST_LINK, DISK_LINK = range(LINKS_PER_ENGINE)
-_LEAST_BYTES = 1e-3  # left of a flow until it is taken out, so that rounding does not make it seem idle
+_AT_ONCE_S = 1e-9  # flows that would be through within this time of each other are through together
+_LEAST_BYTES = 1e-3  # left of a flow that is through until it is taken out, for it is not idle
 
 
 @subroutine
@@ -37,8 +40,10 @@ def settle(state, flow, now_s):
     """Bring what is left up to date."""
     since_s = a.flow_s(state)[flow, M_SINCE_S]
     if now_s > since_s:  # else its latency is not over
-        left = a.flow_s(state)[flow, M_LEFT_BYTES] - (now_s - since_s) * a.flow_s(state)[flow, M_BYTES_PER_S]
-        a.flow_s(state)[flow, M_LEFT_BYTES] = max(left, _LEAST_BYTES)
+        speed = a.flow_s(state)[flow, M_BYTES_PER_S]
+        left = a.flow_s(state)[flow, M_LEFT_BYTES] - (now_s - since_s) * speed
+        through = left <= speed * _AT_ONCE_S
+        a.flow_s(state)[flow, M_LEFT_BYTES] = _LEAST_BYTES if through else left
         a.flow_s(state)[flow, M_SINCE_S] = now_s
 
 
@@ -110,6 +115,8 @@ def flow_end_s(state, flow):
     """When a flow is through at its present speed."""
     if a.flow_s(state)[flow, M_LEFT_BYTES] <= 0.0:
         return np.inf if a.flows(state)[flow, L_MORE] == 1 else a.flow_s(state)[flow, M_SINCE_S]
+    if a.flow_s(state)[flow, M_LEFT_BYTES] <= _LEAST_BYTES:
+        return a.flow_s(state)[flow, M_SINCE_S]
     return (
         a.flow_s(state)[flow, M_SINCE_S]
         + a.flow_s(state)[flow, M_LEFT_BYTES] / a.flow_s(state)[flow, M_BYTES_PER_S]
@@ -145,8 +152,10 @@ def end_flow(state, flow, now_s):
         use_links(state, flow, -1)
     a.counters(state)[C_FLOWS] -= 1
     for other in range(flow, a.counters(state)[C_FLOWS]):
-        a.flows(state)[other] = a.flows(state)[other + 1]
-        a.flow_s(state)[other] = a.flow_s(state)[other + 1]
+        for column in range(L_COLUMNS):  # to assign rows takes seconds to compile
+            a.flows(state)[other, column] = a.flows(state)[other + 1, column]
+        for column in range(M_COLUMNS):
+            a.flow_s(state)[other, column] = a.flow_s(state)[other + 1, column]
     if busy:
         share(state, giver, taker, now_s)
 

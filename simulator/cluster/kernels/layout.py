@@ -26,7 +26,7 @@ DRAINING: Final = 6  # in the later stages of a pipeline
 HELD: Final = 7  # a prefill leg that ended
 WANTS_KV: Final = 8
 RECEIVING: Final = 9
-ARRIVED: Final = 10
+ARRIVED: Final = 10  # decodes from the next step on
 DECODING: Final = 11
 
 W_NUMBER: Final = 0  # of the request
@@ -70,7 +70,7 @@ E_RUN_STEPS: Final = 0  # 0: idle
 E_CHUNKS: Final = 1  # in the run
 E_PREFILLING: Final = 2
 E_DECODING: Final = 3
-E_SILENT: Final = 4  # decoding, no token yet
+E_SILENT: Final = 4  # decoding, no token yet, or none since it waited for the next step
 E_RESERVED: Final = 5  # loading, loaded, computed, receiving, arrived: in the batch before long
 E_WAITING: Final = 6  # head of a queue, tail, length; so are the next three
 E_WANTS_KV: Final = 9
@@ -188,10 +188,9 @@ C_TOUCHED: Final = 9
 C_SHORT: Final = 10  # what there is too little room for
 C_TIMERS: Final = 11  # prompts in the later stages of pipelines
 C_EVENTS: Final = 12  # not yet told
-C_MARGIN: Final = 13  # events that one step of one engine can cause at most
-C_SEGMENTS: Final = 14  # in use
-C_RESUMES: Final = 15  # the shortage showed in the middle of what happens at one time
-C_COLUMNS: Final = 16
+C_SEGMENTS: Final = 13  # in use
+C_RESUMES: Final = 14  # the shortage showed in the middle of what happens at one time
+C_COLUMNS: Final = 15
 
 # what to make larger before going on
 ENOUGH: Final = 0

@@ -83,7 +83,8 @@ def forget_runs(state, engine):
         return
     size = a.engines(state)[engine, E_LOG_SIZE] - gone
     for at in range(size):
-        a.log_s(state)[engine, at] = a.log_s(state)[engine, at + gone]
+        a.log_s(state)[engine, at, 0] = a.log_s(state)[engine, at + gone, 0]
+        a.log_s(state)[engine, at, 1] = a.log_s(state)[engine, at + gone, 1]
         a.log_steps(state)[engine, at] = a.log_steps(state)[engine, at + gone]
     a.engines(state)[engine, E_LOG_SIZE] = size
     a.engines(state)[engine, E_LOG_FORGOTTEN] = first

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numba import types
 
-from cache_index.kernel_cache import cache_directory, cached_njit
-from cache_index.kernel_set import subroutine
+from cache_index.kernel_set import KernelSet, subroutine
 from simulator.cluster.kernels import arrays as a
 from simulator.cluster.kernels.admission import pause_decode, release, used_tokens
 from simulator.cluster.kernels.flows import end_flow, next_flow, rest_flow
@@ -22,14 +21,12 @@ from simulator.cluster.kernels.layout import (
     C_FLOWS,
     C_FREE_EVENT,
     C_FREE_WORK,
-    C_MARGIN,
     C_NOTICES,
     C_RESUMES,
     C_SEGMENTS,
     C_SHORT,
     C_TIMERS,
     C_TOUCHED,
-    COMPUTED,
     DECODE,
     DECODING,
     DRAINING,
@@ -44,6 +41,7 @@ from simulator.cluster.kernels.layout import (
     E_LOG_SIZE,
     E_LOOSE,
     E_PREFILLING,
+    E_REFERRED,
     E_RESERVED,
     E_RUN_STEPS,
     E_SILENT,
@@ -52,8 +50,11 @@ from simulator.cluster.kernels.layout import (
     E_WAITING,
     E_WANTS_KV,
     ENOUGH,
+    F_COLUMNS,
     F_READY,
+    G_STAGE_FREE_S,
     HAND_OFF,
+    HELD,
     L_GIVER,
     L_MORE,
     L_SOURCE,
@@ -64,8 +65,8 @@ from simulator.cluster.kernels.layout import (
     NONE,
     PREFILL,
     PREFILLING,
-    RECEIVING,
     S_EVENTS,
+    S_IDLE,
     SHORT_OF_EVENTS,
     SHORT_OF_FLOWS,
     SHORT_OF_LOG,
@@ -79,6 +80,7 @@ from simulator.cluster.kernels.layout import (
     V_STORED,
     W_BLOCKS,
     W_CACHED,
+    W_COLUMNS,
     W_COMMITTED,
     W_DONE,
     W_END_STEP,
@@ -93,7 +95,9 @@ from simulator.cluster.kernels.layout import (
     W_PARTNER,
     W_PEER,
     W_PLAN,
+    W_PREEMPTIONS,
     W_PROMPT,
+    W_ROOM,
     W_SEGMENT,
     W_STANDS,
     W_STREAMS,
@@ -118,23 +122,27 @@ from simulator.cluster.kernels.queues import (
 from simulator.cluster.kernels.steps import (
     NOBODY,
     begin,
+    cut_short,
     finish,
     free_work,
     loaded,
-    prefilled,
     received,
     run_end_s,
     running,
     steps_until,
+    through,
     want_kv,
 )
 from simulator.cluster.kernels.stores import clear
 
-_DIRECTORY = cache_directory(*sorted(Path(__file__).parent.glob("*.py")))
+KERNELS = KernelSet(*sorted(Path(__file__).parent.glob("*.py")))
+_INT, _SECONDS = types.int64, types.float64
 
 
-def _kernel(function: Callable[..., Any]) -> Any:
-    return cached_njit(function, _DIRECTORY)
+@cache
+def compile_all() -> None:
+    """Compile what follows, or load it from the cache; does nothing when called again."""
+    KERNELS.compile_all()
 
 
 @subroutine
@@ -143,18 +151,20 @@ def new_work(state, number, leg, engine, prompt_tokens, output_tokens, first_has
     work = a.counters(state)[C_FREE_WORK]
     row = a.work(state)[work]
     a.counters(state)[C_FREE_WORK] = row[W_NEXT]
-    row[:] = 0
+    for column in range(W_COLUMNS):
+        row[column] = 0
     row[W_NUMBER], row[W_LEG], row[W_ENGINE] = number, leg, engine
     row[W_STANDS] = UNBORN
     row[W_PROMPT], row[W_OUTPUT], row[W_TARGET] = prompt_tokens, output_tokens, prompt_tokens
     row[W_HASHES], row[W_BLOCKS] = first_hash, blocks
     row[W_PARTNER] = row[W_NEXT] = row[W_SEGMENT] = row[W_PEER] = NONE
-    a.work_s(state)[work, :] = np.inf
+    for column in range(F_COLUMNS):
+        a.work_s(state)[work, column] = np.inf
     a.work_s(state)[work, F_READY] = 0.0
     return work
 
 
-@_kernel
+@KERNELS.kernel(*(11 * [_INT]))
 def submit(
     state,
     number,
@@ -191,7 +201,7 @@ def submit(
     return work
 
 
-@_kernel
+@KERNELS.kernel(_INT, _INT)
 def hand_on(state, prefill):
     """The decode leg of a prefill that ended may begin."""
     decode = a.work(state)[prefill, W_PARTNER]
@@ -220,7 +230,7 @@ def drop_decode(state, engine, work, now_s):
         release(state, work)
         free_work(state, work)
         return
-    begin(state, engine, now_s)  # cuts the run short
+    cut_short(state, engine, now_s)
     row = a.work(state)[work]
     last_step = a.engines(state)[engine, E_STEPS] + a.engines(state)[engine, E_RUN_STEPS]
     row[W_OUTPUT] -= row[W_END_STEP] - last_step
@@ -234,8 +244,10 @@ def drop_leg(state, work, now_s):
     row = a.work(state)[work]
     engine, stands = row[W_ENGINE], row[W_STANDS]
     row[W_NUMBER] = NOBODY
+    if row[W_LOADS] > 0:
+        row[W_LOADS] = 0
+        row[W_BLOCKS] = row[W_COMMITTED]  # what was to come before the rest of its chain does not
     end_flows_of(state, work, now_s)
-    row[W_LOADS] = 0
     touch(state, engine)
     if stands == DECODING:
         drop_decode(state, engine, work, now_s)
@@ -257,7 +269,7 @@ def drop_leg(state, work, now_s):
     elif stands == ARRIVED:
         unlink(state, engine, E_ARRIVED, work)
         a.engines(state)[engine, E_RESERVED] -= 1
-    elif stands in (LOADING, COMPUTED, RECEIVING):
+    elif stands != HELD and stands != UNBORN:
         a.engines(state)[engine, E_RESERVED] -= 1
     release(state, work)
     free_work(state, work)
@@ -268,7 +280,7 @@ def chunk_tokens_of(state, engine, work):
     return a.chunk_tokens(state)[engine, chunk_of(state, engine, work)]
 
 
-@_kernel
+@KERNELS.kernel(_INT, _INT, _SECONDS)
 def drop(state, work, now_s):
     """Give a request up, all of it; steps under way go on, and what they bring of it is ignored."""
     partner = a.work(state)[work, W_PARTNER]
@@ -279,29 +291,42 @@ def drop(state, work, now_s):
     drop_leg(state, work, now_s)
 
 
-@_kernel
+@subroutine
+def compute_instead(state, work, now_s):
+    """What a leg was to load is lost with whoever had it: that part of its prompt has to be computed."""
+    row = a.work(state)[work]
+    end_flows_of(state, work, now_s)
+    row[W_LOADS] = 0
+    row[W_DONE] = row[W_COMMITTED] * a.counters(state)[C_BLOCK_TOKENS]
+    if row[W_PREEMPTIONS] == 0:
+        row[W_CACHED] = row[W_DONE]
+        for source in range(5):
+            row[W_FROM + source] = 0
+    row[W_STANDS] = LOADED
+    push_back(state, row[W_ENGINE], E_LOADED, work)
+    touch(state, row[W_ENGINE])
+
+
+@KERNELS.kernel(_INT, _INT, _SECONDS)
 def kill(state, engine, now_s):
-    """An engine dies with all that it has; requests that it worked on must have been dropped before."""
+    """An engine dies with all that it has; requests that need it must have been dropped before.
+
+    What others load from it beside their compute is taken to arrive.
+    """
     row = a.engines(state)[engine]
     flow = 0
     while flow < a.counters(state)[C_FLOWS]:
-        giver, work = a.flows(state)[flow, L_GIVER], a.flows(state)[flow, L_WORK]
-        of_engine = (
-            giver // LINKS_PER_ENGINE == engine and giver < LINKS_PER_ENGINE * a.engines(state).shape[0]
-        )
-        if of_engine and a.work(state)[work, W_STANDS] == LOADING:
-            a.work(state)[work, W_FROM + a.flows(state)[flow, L_SOURCE]] = 0
-            end_flow(state, flow, now_s)
-            # What was to come has to be computed. (What streams beside its compute is taken to arrive.)
-            a.work(state)[work, W_CACHED] = (
-                a.work(state)[work, W_COMMITTED] * a.counters(state)[C_BLOCK_TOKENS]
-            )
-            a.work(state)[work, W_DONE] = a.work(state)[work, W_CACHED]
-            loaded(state, work, now_s)
+        work = a.flows(state)[flow, L_WORK]
+        from_engine = a.flows(state)[flow, L_GIVER] // LINKS_PER_ENGINE == engine
+        if from_engine and a.work(state)[work, W_STANDS] == LOADING:
+            compute_instead(state, work, now_s)
+            flow = 0
         else:
             flow += 1
     for work in range(a.work(state).shape[0]):
-        if a.work(state)[work, W_ENGINE] == engine:
+        # A prefill leg whose KV cache was received has only its times left, for the end of the request.
+        left = a.work(state)[work, W_STANDS] == HELD and a.work(state)[work, W_ROOM] == 0
+        if a.work(state)[work, W_ENGINE] == engine and not left:
             release(state, work)
             free_work(state, work)
     timer = 0
@@ -328,6 +353,7 @@ def kill(state, engine, now_s):
         E_LOG_SIZE,
     ):
         row[column] = 0
+    a.speeds(state)[engine, G_STAGE_FREE_S] = 0.0
     set_end(state, engine, np.inf)
 
 
@@ -349,16 +375,43 @@ def next_timer(state):
 
 
 @subroutine
-def shortage(state, engine):
-    """What has to be made larger before an engine goes on."""
+def events_of_commit(state, work, tokens):
+    """Events that referring to the first ``tokens`` tokens of a prompt can cause at most."""
+    row = a.work(state)[work]
+    blocks = min(tokens // a.counters(state)[C_BLOCK_TOKENS], row[W_BLOCKS]) - row[W_COMMITTED]
+    copies = 2 + a.pools(state).shape[1]
+    return max(blocks, 0) * (1 + 2 * copies)  # each copy may drive another block out
+
+
+@subroutine
+def events_of_begin(state, engine):
+    """Events that beginning a run can cause at most: blocks of the device that go."""
+    return a.stores(state)[a.engines(state)[engine, E_DEVICE], S_IDLE] + a.engines(state)[engine, E_REFERRED]
+
+
+@subroutine
+def events_of_finish(state, engine):
+    """Events that the end of a run can cause at most."""
+    events = 0
+    for place in range(a.engines(state)[engine, E_CHUNKS]):
+        work = a.chunk_work(state)[engine, place]
+        done = a.work(state)[work, W_DONE] + a.chunk_tokens(state)[engine, place]
+        events += events_of_commit(state, work, done)
+    return events
+
+
+@subroutine
+def shortage(state, engine, events):
+    """What has to be made larger before an engine goes on, which causes at most so many events."""
     counters = a.counters(state)
     most = a.prefilling(state).shape[1]
-    if counters[C_EVENTS] + counters[C_MARGIN] > a.events(state).shape[0]:
+    flows = (4 + a.pools(state).shape[1]) * most  # of each request in a batch: a load per source, a hand-off
+    if counters[C_EVENTS] + events > a.events(state).shape[0]:
         return SHORT_OF_EVENTS
-    if counters[C_NOTICES] + 3 * most > a.notices(state).shape[0]:
+    if counters[C_NOTICES] + 2 * most > a.notices(state).shape[0]:
         return SHORT_OF_NOTICES
     if (
-        counters[C_FLOWS] + 6 * most > a.flows(state).shape[0]
+        counters[C_FLOWS] + flows > a.flows(state).shape[0]
         or counters[C_TIMERS] + most > a.timers(state).shape[0]
     ):
         return SHORT_OF_FLOWS
@@ -371,7 +424,7 @@ def shortage(state, engine):
     return ENOUGH
 
 
-@_kernel
+@KERNELS.kernel(_INT, _SECONDS, _SECONDS)
 def advance(state, now_s, until_s):
     """Let time go on from ``now_s`` until something is to be told, or ``until_s``; returns when that is.
 
@@ -388,7 +441,7 @@ def advance(state, now_s, until_s):
         if not resumes:
             while counters[C_TOUCHED] > 0:
                 engine = a.touched(state)[counters[C_TOUCHED] - 1]
-                counters[C_SHORT] = shortage(state, engine)
+                counters[C_SHORT] = shortage(state, engine, events_of_begin(state, engine))
                 if counters[C_SHORT] != ENOUGH:
                     counters[C_RESUMES] = 0
                     return now_s
@@ -404,7 +457,7 @@ def advance(state, now_s, until_s):
             return until_s
         now_s = max(now_s, at_s)
         while end_s <= now_s:
-            counters[C_SHORT] = shortage(state, engine)
+            counters[C_SHORT] = shortage(state, engine, events_of_finish(state, engine))
             if counters[C_SHORT] != ENOUGH:
                 counters[C_RESUMES] = 1
                 return now_s
@@ -415,14 +468,15 @@ def advance(state, now_s, until_s):
             flow, flow_s = next_flow(state)
             if flow_s > now_s:
                 break
-            counters[C_SHORT] = shortage(state, 0)
-            if counters[C_SHORT] != ENOUGH:
-                counters[C_RESUMES] = 1
-                return now_s
             if a.flows(state)[flow, L_MORE] == 1:
                 rest_flow(state, flow, now_s)
                 continue
             work, source = a.flows(state)[flow, L_WORK], a.flows(state)[flow, L_SOURCE]
+            events = events_of_commit(state, work, a.work(state)[work, W_PROMPT])
+            counters[C_SHORT] = shortage(state, a.work(state)[work, W_ENGINE], events)
+            if counters[C_SHORT] != ENOUGH:
+                counters[C_RESUMES] = 1
+                return now_s
             end_flow(state, flow, now_s)
             if source == HAND_OFF:
                 received(state, work, now_s)
@@ -433,15 +487,20 @@ def advance(state, now_s, until_s):
             if timer_s > now_s:
                 break
             work = a.timers(state)[timer]
+            engine = a.work(state)[work, W_ENGINE]
+            counters[C_SHORT] = shortage(state, engine, 0)
+            if counters[C_SHORT] != ENOUGH:
+                counters[C_RESUMES] = 1
+                return now_s
             end_timer(state, timer)
-            a.engines(state)[a.work(state)[work, W_ENGINE], E_RESERVED] -= 1
-            touch(state, a.work(state)[work, W_ENGINE])
-            prefilled(state, a.work(state)[work, W_ENGINE], work, now_s)
+            a.engines(state)[engine, E_RESERVED] -= 1
+            touch(state, engine)
+            through(state, engine, work, now_s)
         if counters[C_NOTICES] > 0 or now_s >= until_s:
             return now_s
 
 
-@_kernel
+@KERNELS.kernel(_INT, types.int64[:, ::1], types.uint64[::1])
 def drain(state, changes, removed):
     """Write what stores have to tell into ``changes``, rows of (store, stored, start, stop, first).
 
@@ -478,7 +537,7 @@ def drain(state, changes, removed):
     return rows
 
 
-@_kernel
+@KERNELS.kernel(_INT, _SECONDS, types.float64[:, ::1])
 def read_gauges(state, now_s, gauges):
     """Write [engine, (running, waiting, tokens taken)] as of now, within runs too."""
     for engine in range(a.engines(state).shape[0]):

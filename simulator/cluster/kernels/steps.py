@@ -85,6 +85,7 @@ from simulator.cluster.kernels.layout import (
     L_MORE,
     L_SOURCE,
     L_WORK,
+    LOADED,
     LOADING,
     N_BEGAN_S,
     N_CACHED,
@@ -130,6 +131,7 @@ from simulator.cluster.kernels.layout import (
 )
 from simulator.cluster.kernels.pace import (
     begin_gaps,
+    begin_segment,
     end_segment,
     free_segments,
     log_run,
@@ -145,7 +147,7 @@ from simulator.cluster.kernels.queues import (
     set_end,
     touch,
 )
-from simulator.cluster.kernels.stores import commit
+from simulator.cluster.kernels.stores import commit, refresh_copies
 
 NOBODY = -1  # instead of the number of a request that was given up
 
@@ -184,18 +186,27 @@ def running(state, engine):
 @subroutine
 def begin(state, engine, now_s):
     """Something changed for an engine: cut its run short, or begin another."""
+    if a.engines(state)[engine, E_RUN_STEPS] == 0:
+        receive_next(state, engine, now_s)
+        next_run(state, engine, now_s)
+    else:
+        cut_short(state, engine, now_s)
+
+
+@subroutine
+def cut_short(state, engine, now_s):
+    """Let a run end with the step under way."""
     if a.engines(state)[engine, E_RUN_STEPS] > 1:
         a.engines(state)[engine, E_RUN_STEPS] = steps_until(state, engine, now_s)
         set_end(state, engine, run_end_s(state, engine, a.engines(state)[engine, E_RUN_STEPS]))
-    elif a.engines(state)[engine, E_RUN_STEPS] == 0:
-        receive_next(state, engine, now_s)
-        next_run(state, engine, now_s)
 
 
 @subroutine
 def receive_next(state, engine, now_s):
-    """Let decode legs that find room have their KV cache sent."""
+    """Let decode legs that find room have their KV cache sent; those that were preempted go first."""
     row = a.engines(state)[engine]
+    if row[E_WAITING] != NONE and a.work(state)[row[E_WAITING], W_PREEMPTIONS] > 0:
+        return
     while row[E_WANTS_KV] != NONE and running(state, engine) < row[E_SEQUENCES]:
         work = row[E_WANTS_KV]
         if not take_room(state, work):
@@ -383,7 +394,7 @@ def decoded(state, engine, steps, now_s):
     for place in range(row[E_SILENT]):
         work = a.silent(state)[engine, place]
         if a.work(state)[work, W_NUMBER] != NOBODY:
-            speak(state, engine, work, now_s)
+            speak_again(state, engine, work, now_s)
     row[E_SILENT] = 0
     while row[E_DECODING] > 0 and a.decode_end(state)[engine, 0] <= row[E_STEPS]:
         work = remove_decode(state, engine, 0)
@@ -405,15 +416,22 @@ def computed(state, engine, work, count, now_s):
     if row[W_DONE] < row[W_TARGET]:
         return
     remove_prefilling(state, engine, work)
-    if row[W_LOADS] > 0:
-        row[W_STANDS] = COMPUTED
-        a.engines(state)[engine, E_RESERVED] += 1
-    elif a.engines(state)[engine, E_STAGES] > 1:
+    if a.engines(state)[engine, E_STAGES] > 1:
         row[W_STANDS] = DRAINING
         a.engines(state)[engine, E_RESERVED] += 1
         a.timers(state)[a.counters(state)[C_TIMERS]] = work
         a.timer_s(state)[a.counters(state)[C_TIMERS]] = a.speeds(state)[engine, G_STAGE_FREE_S]
         a.counters(state)[C_TIMERS] += 1
+    else:
+        through(state, engine, work, now_s)
+
+
+@subroutine
+def through(state, engine, work, now_s):
+    """A prompt is computed in all stages; what it loads beside that may not be here yet."""
+    if a.work(state)[work, W_LOADS] > 0:
+        a.work(state)[work, W_STANDS] = COMPUTED
+        a.engines(state)[engine, E_RESERVED] += 1
     else:
         prefilled(state, engine, work, now_s)
 
@@ -431,8 +449,9 @@ def commit_done(state, engine, work):
 
 @subroutine
 def prefilled(state, engine, work, now_s):
-    """A prompt is computed to its end."""
+    """A prompt is computed to its end, and all of its KV cache is here."""
     row = a.work(state)[work]
+    refresh_copies(state, engine, row[W_HASHES], row[W_COMMITTED])
     if a.work_s(state)[work, F_PREFILLED_S] == np.inf:
         a.work_s(state)[work, F_PREFILLED_S] = now_s
     if row[W_NUMBER] == NOBODY:
@@ -446,16 +465,17 @@ def prefilled(state, engine, work, now_s):
             a.flows(state)[flow, L_MORE] = 0
         notice(state, PREFILLED, work, now_s)
     else:
-        if a.work_s(state)[work, F_FIRST_S] == np.inf:
-            speak(state, engine, work, now_s)
-        else:
-            end_segment(state, work, now_s)
-            begin_gaps(state, engine, work)
+        speak_again(state, engine, work, now_s)
         row[W_SAID] += 1
         if row[W_SAID] == row[W_OUTPUT]:
             end(state, engine, work, now_s)
-        else:
+        elif a.engines(state)[engine, E_RUN_STEPS] == 0:
             start_decode(state, engine, work)
+        else:  # what streamed beside its compute came within a step of others
+            begin_segment(state, engine, work, now_s)
+            row[W_STANDS] = ARRIVED
+            a.engines(state)[engine, E_RESERVED] += 1
+            push_back(state, engine, E_ARRIVED, work)
 
 
 @subroutine
@@ -469,10 +489,13 @@ def start_decode(state, engine, work):
 
 
 @subroutine
-def speak(state, engine, work, now_s):
-    """It said its first token."""
-    a.work_s(state)[work, F_FIRST_S] = now_s
+def speak_again(state, engine, work, now_s):
+    """It said its first token, or the first one after a pause."""
     begin_gaps(state, engine, work)
+    if a.work_s(state)[work, F_FIRST_S] < np.inf:
+        end_segment(state, work, now_s)
+        return
+    a.work_s(state)[work, F_FIRST_S] = now_s
     notice(state, FIRST_TOKEN, work, now_s)
 
 
@@ -529,13 +552,13 @@ def loaded(state, work, now_s):
     if row[W_LOADS] > 0:
         return
     commit_done(state, engine, work)
+    touch(state, engine)  # others may find these blocks
     if row[W_STANDS] == LOADING:
+        row[W_STANDS] = LOADED
         push_back(state, engine, E_LOADED, work)
-        touch(state, engine)
     elif row[W_STANDS] == COMPUTED:
         a.engines(state)[engine, E_RESERVED] -= 1
         prefilled(state, engine, work, now_s)
-        touch(state, engine)
 
 
 @subroutine
@@ -549,6 +572,7 @@ def received(state, decode, now_s):
     a.work_s(state)[decode, F_RECEIVED_S] = now_s
     row[W_DONE] = row[W_PROMPT]
     commit_done(state, engine, decode)
+    refresh_copies(state, engine, row[W_HASHES], row[W_COMMITTED])
     row[W_STANDS] = ARRIVED
     push_back(state, engine, E_ARRIVED, decode)
     touch(state, engine)

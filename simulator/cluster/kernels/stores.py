@@ -183,13 +183,21 @@ def evict(state, store):
 
 
 @subroutine
+def refresh(state, store, block_hash):
+    """Make a block of a slower tier or a pool the one used last; whether it is there."""
+    residency = find(state, store, block_hash)
+    if residency == NONE:
+        return False
+    from_idle(state, residency)
+    to_idle(state, residency)
+    return True
+
+
+@subroutine
 def keep(state, store, chain, position):
     """A copy of a block for a slower tier or a pool; room is made as needed."""
     block_hash = a.hashes(state)[chain + position]
-    residency = find(state, store, block_hash)
-    if residency != NONE:
-        from_idle(state, residency)
-        to_idle(state, residency)
+    if refresh(state, store, block_hash):
         return
     if a.stores(state)[store, S_IDLE] >= a.stores(state)[store, S_CAPACITY]:
         evict(state, store)
@@ -211,6 +219,24 @@ def keep_copies(state, engine, chain, position):
     for pool in range(a.pools(state).shape[1]):
         if a.pools(state)[engine, pool] == 1:
             keep(state, first_pool + pool, chain, position)
+
+
+@subroutine
+def refresh_copies(state, engine, chain, blocks):
+    """The first blocks of a chain were used: of their copies, too, ends go before beginnings.
+
+    Without this, a beginning that the device still has would be the first that slower tiers drop.
+    """
+    first_pool = a.stores(state).shape[0] - a.pools(state).shape[1]
+    for position in range(blocks - 1, -1, -1):
+        block_hash = a.hashes(state)[chain + position]
+        for tier in (E_HOST, E_DISK):
+            store = a.engines(state)[engine, tier]
+            if store != NONE:
+                refresh(state, store, block_hash)
+        for pool in range(a.pools(state).shape[1]):
+            if a.pools(state)[engine, pool] == 1:
+                refresh(state, first_pool + pool, block_hash)
 
 
 @subroutine

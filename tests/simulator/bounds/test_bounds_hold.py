@@ -135,7 +135,6 @@ def driven(spec: InstanceSpec, submissions: list[tuple[float, Request]]) -> list
         ClusterSpec((spec,)),
         hashes,
         block_tokens=BLOCK,
-        longest_blocks=max(len(request.hashes) for request in requests.values()),
         longest_output_tokens=max(request.output_tokens for request in requests.values()),
     )
     served: list[Served] = []
