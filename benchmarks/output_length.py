@@ -27,6 +27,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the pac
 
 from conductor.admission import OutputLengths
 from conductor.placement import PlacementRequest
+from conductor.rehearsal import rehearse
 from simulator.workloads import read_mooncake
 
 S_PER_TOKEN = 0.03
@@ -116,6 +117,7 @@ def main() -> None:
     traces = {path.stem: read_answers(path, options.prefix_blocks)[:limit] for path in options.traces}
     if not traces:
         traces["generated"] = generated_sessions(limit or 20_000)
+    rehearse()  # kernels are compiled or loaded before anything is timed
     results = [evaluate(name, answers) for name, answers in traces.items()]
     if len(traces) > 1:
         together = sorted((a for answers in traces.values() for a in answers), key=lambda a: a.arrived_s)

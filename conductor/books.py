@@ -25,7 +25,10 @@ class Books:
 
     def calibration(self, instance_class: InstanceClass) -> Calibration:
         """What was learned of a class of instances."""
-        return self.calibrations.setdefault(instance_class.name, Calibration())
+        learned = self.calibrations.get(instance_class.name)
+        if learned is None:
+            learned = self.calibrations[instance_class.name] = Calibration()
+        return learned
 
     def apply(self, instance_class: InstanceClass) -> None:
         """Let estimates use what was learned."""
@@ -49,8 +52,8 @@ class Books:
         record.prefill.placements += 1
         if record.decode is not record.prefill:
             record.decode.placements += 1
+            self._cluster.write(record.decode)
         self._cluster.write(record.prefill)
-        self._cluster.write(record.decode)
         if record.peer is not None:
             self.transfer(record, record.peer, record.prefill)
         if record.cache_group is not None:
@@ -77,14 +80,19 @@ class Books:
 
     def end_prefill(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
         """Release the prefill reservation; its service time teaches the calibration if ``learn``."""
-        self._lookup.prefill_ended(record.placement.placement_id)
-        service_s = record.prefill.end_prefill(record.placement.placement_id, now_s)
-        self._cluster.write(record.prefill)
-        instance = self._cluster.get(record.placement.prefill.instance_id)
-        if learn and service_s is not None and instance is not None:
+        placement, rank = record.placement, record.prefill
+        self._lookup.prefill_ended(placement.placement_id)
+        pending = len(rank.prefills)
+        service_s = rank.end_prefill(placement.placement_id, now_s)
+        if len(rank.prefills) != pending:
+            self._cluster.write(rank)
+        if not learn or service_s is None:
+            return
+        instance = self._cluster.get(placement.prefill.instance_id)
+        if instance is not None:
             calibration = self.calibration(instance.instance_class)
             # Without the factor of the moment of the placement, which may be long ago.
-            calibration.observe_prefill(record.placement.plan.prefill_s / record.prefill_factor, service_s)
+            calibration.observe_prefill(placement.plan.prefill_s / record.prefill_factor, service_s)
             self.apply(instance.instance_class)
 
     def learn_decode(self, record: PlacementRecord, now_s: float) -> None:

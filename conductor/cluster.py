@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from struct import Struct
+from typing import Final
 from urllib.parse import urlsplit
 
 from cache_index import Holder
@@ -14,6 +16,10 @@ from conductor.placement import ModelCard, Role, Target
 
 DEFAULT_BLOCK_SIZE = 16
 NO_ROW = -1
+
+# Writes a rank's books into its row of the load table, in a quarter of the time of an assignment.
+_pack_books: Final[Callable[..., None]] = Struct(f"{t.REPORTED_RUNNING}d").pack_into
+_ROW_BYTES: Final = 8 * t.LOAD_COLUMNS
 
 
 class Health(StrEnum):
@@ -155,10 +161,12 @@ class RankState:
     def end_decode(self, placement_id: str) -> None:
         self.context_tokens -= self.decodes.pop(placement_id, 0)
 
-    def write(self, load: Floats) -> None:
+    def write(self, loads: Floats) -> None:
         """Write the books into this rank's row of the load table."""
         head = next(iter(self.prefills.values()), None)
-        load[: t.REPORTED_RUNNING] = (
+        _pack_books(
+            loads,
+            self.row * _ROW_BYTES,
             self.head_since_s,
             head.predicted_s if head is not None else 0.0,
             head is not None and head.observed,
@@ -311,14 +319,13 @@ class Cluster:
     def write(self, rank: RankState) -> None:
         """To be called after every change of a rank's books."""
         if rank.row != NO_ROW:
-            rank.write(self.tables.loads[rank.row])
+            rank.write(self.tables.loads)
 
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""
-        row = self.tables.loads[rank.row]
-        expected = row.copy()
+        expected = self.tables.loads.copy()
         rank.write(expected)
-        assert (row == expected).all(), f"the row of {rank.holder} is stale"
+        assert (self.tables.loads == expected).all(), f"the row of {rank.holder} is stale"
 
     def report(self, rank: RankState, load: ReportedLoad | None) -> None:
         """Gauges of one rank, polled or pushed; None when they are no longer known."""

@@ -56,6 +56,8 @@ class Decider:
 
     def objectives_of(self, request: PlacementRequest) -> Objectives:
         """Its own where it brings any."""
+        if request.ttft_objective_s is None and request.tbt_objective_s is None:
+            return self.objectives
         return Objectives(
             request.ttft_objective_s or self.objectives.ttft_s,
             request.tbt_objective_s or self.objectives.tbt_s,

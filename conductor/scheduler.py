@@ -158,11 +158,12 @@ class Scheduler:
         self._books.end_transfer(record)
         instance = self.cluster.get(record.placement.decode.instance_id)
         if instance is not None:
-            record.step_at_first_token_s = self._books.step_s(record.decode, instance)
-            record.raw_step_at_first_token_s = self._books.raw_step_s(record.decode, instance)
+            learned = self._books.calibration(instance.instance_class)
+            raw_s = self._books.raw_step_s(record.decode, instance)
+            record.raw_step_at_first_token_s = raw_s
+            record.step_at_first_token_s = learned.decode.factor * raw_s
             if record.request.streamed:
-                ttft_s = now_s - record.placed_s
-                self.calibration(instance.instance_class).ttft.add(record.placement.predicted_ttft_s, ttft_s)
+                learned.ttft.add(record.placement.predicted_ttft_s, now_s - record.placed_s)
         # An answer that is not streamed comes whole: its first byte says nothing about the prefill.
         self._books.end_prefill(record, now_s, learn=record.request.streamed)
         self._succeeded(record.placement.decode.instance_id)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import math
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -189,6 +191,84 @@ def test_whatever_was_seen_predictions_are_sane(
         assert after.mean_tokens == pytest.approx(before.mean_tokens, rel=1e-3)
         assert after.p90_tokens == pytest.approx(before.p90_tokens, rel=1e-2)
         assert after.observations == before.observations
+
+
+class PlainLengths:
+    """The same rules in plain sums, with nothing forgotten: the oracle."""
+
+    def __init__(self, keep: float) -> None:
+        ends = [*range(1, 9), *(round(8 * 2 ** (i / 4)) for i in range(1, 57))]
+        self.bins = list(zip([1, *(end + 1 for end in ends)], ends, strict=False))
+        last = [*(1 - math.exp(-end / 256) for end in ends[:-1]), 1.0]
+        self.assumed = [b - a for a, b in pairwise([0.0, *last])]
+        self.keep = keep
+        self.kinds: dict[tuple[object, ...], list[float]] = {}
+
+    def shares(self, names: tuple[object, ...]) -> list[float]:
+        shares = self.assumed
+        for level in range(1, len(names) + 1):
+            counts = self.kinds.get(names[:level])
+            if counts is None:
+                break
+            total = sum(counts) + 2.0
+            shares = [(c + 2.0 * s) / total for c, s in zip(counts, shares, strict=True)]
+        return shares
+
+    def mean_tokens(self, names: tuple[object, ...], limit: float) -> float:
+        shares = self.shares(names)
+        return sum(s * min((low + high) / 2, limit) for s, (low, high) in zip(shares, self.bins, strict=True))
+
+    def observe(self, names: tuple[object, ...], tokens: int, cut: bool) -> None:
+        shares = self.shares(names)
+        longest = sum(below < 0.99 for below in accumulate(shares)) + 8
+        place = min(sum(high < tokens for _, high in self.bins), longest, 63)
+        added = [float(i == place) for i in range(64)]
+        if cut:
+            beyond = [s if i >= place else 0.0 for i, s in enumerate(shares)]
+            added = [s / sum(beyond) for s in beyond]
+        for level in range(1, len(names) + 1):
+            counts = self.kinds.get(names[:level], [0.0] * 64)
+            self.kinds[names[:level]] = [self.keep * c + more for c, more in zip(counts, added, strict=True)]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b"]),
+            st.none() | st.integers(0, 3),
+            st.integers(1, 3000) | st.just(10**7),
+            st.none() | st.integers(1, 3000),
+        ),
+        max_size=40,
+    ),
+    st.none() | st.integers(1, 3000),
+)
+def test_predictions_are_those_of_plain_sums(
+    answers: list[tuple[str, int | None, int, int | None]], limit: int | None
+) -> None:
+    lengths, plain = OutputLengths(window=20), PlainLengths(math.exp(-1 / 20))
+    for tenant, prefix, tokens, cut in answers:
+        names = ("m", "chat", tenant) if prefix is None else ("m", "chat", tenant, prefix)
+        answer = min(tokens, cut or tokens)
+        lengths.observe(request(tenant, max_output_tokens=cut), prefix, answer)
+        plain.observe(names, answer, answer == cut)
+    for prefix in (None, 0, 1):
+        names = ("m", "chat", "a") if prefix is None else ("m", "chat", "a", prefix)
+        prediction = lengths.predict(request("a", max_output_tokens=limit), prefix)
+        expected = plain.mean_tokens(names, math.inf if limit is None else limit)
+        assert prediction.mean_tokens == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_full_memory_forgets_others_than_those_of_the_answer() -> None:
+    lengths = OutputLengths(max_keys=6)
+    for _ in range(20):
+        lengths.observe(request("a"), None, 30)
+    for prefix in range(2):
+        lengths.observe(request("b"), prefix, 30)
+    lengths.observe(request("a"), 9, 30)
+    assert len(lengths) == 6
+    assert lengths.predict(request("a")).observations == 21
 
 
 def test_a_smaller_memory_loads_what_was_seen_last() -> None:
