@@ -189,7 +189,7 @@ def layout(roles: str, classes: Sequence[InstanceClass], kv_tokens: int, sequenc
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     WORKLOADS,
     OBJECTIVES,
@@ -219,7 +219,7 @@ def test_no_policy_is_better(
         holds(cluster, requests, served, objectives, most_on_decode)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     WORKLOADS,
     OBJECTIVES,
