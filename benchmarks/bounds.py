@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from workloads.conversations import conversations
+
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.placement import Objectives
 from conductor.policies import make_policy
@@ -29,7 +31,7 @@ from simulator.cluster import (
     uniform,
 )
 from simulator.report import summary
-from simulator.workloads import generate, read_mooncake
+from simulator.workloads import read_mooncake
 
 CLUSTERS = ("8", "4p4d")
 RATES = (6.0, 18.0, 24.0)
@@ -76,11 +78,11 @@ def compare(cluster: str, requests: list[Request]) -> dict[str, Any]:
 def measure(*, quick: bool, traces: Path | None) -> dict[str, Any]:
     count = 800 if quick else 12_000
     result: dict[str, Any] = {"benchmark": "bounds"}
-    warm_up = list(requests_of(generate("chat", 50, 10.0, seed=0)))
+    warm_up = list(requests_of(conversations(50, requests_per_s=10.0)))
     compare("8", warm_up)
     for cluster in CLUSTERS:
         for rate in RATES:
-            requests = list(requests_of(generate("chat", count, rate, seed=0)))
+            requests = list(requests_of(conversations(count, requests_per_s=rate)))
             result[f"generated {rate:g}/s {cluster}"] = compare(cluster, requests)
     if traces is None or not (traces / TRACE).exists():
         return result

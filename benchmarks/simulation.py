@@ -1,7 +1,7 @@
 """How fast clusters are simulated: requests per second and per CPU second, scheduler included.
 
 One process. Eight mixed instances and four with four, of the class llama-3.1-8b-h100, serve generated conversations
-(``conductor trace generate chat``) under `slo`, `lmetric` and `round_robin`; with
+(Poisson arrivals, shared prefixes, mean answer 340 tokens) under `slo`, `lmetric` and `round_robin`; with
 ``--traces FOLDER`` also the Mooncake conversation trace (``conversation_trace.jsonl``) at twice its speed. Then the
 closed form beside single steps, on the same requests: how much faster, and by how much the worst TTFT differs.
 Reading the trace and compiling kernels is not counted.
@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from workloads.conversations import conversations
+
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.placement import Objectives
 from conductor.policies import make_policy
@@ -28,7 +30,7 @@ from simulator.cluster import (
     requests_of,
     uniform,
 )
-from simulator.workloads import generate, read_mooncake
+from simulator.workloads import read_mooncake
 
 POLICIES = ("slo", "lmetric", "round_robin")
 CLUSTERS = ("8", "4p4d")
@@ -78,7 +80,7 @@ def beside_single_steps(requests: list[Request]) -> dict[str, Any]:
 
 
 def measure(*, quick: bool, traces: Path | None) -> dict[str, Any]:
-    generated = list(requests_of(generate("chat", 2_000 if quick else 10_000, REQUESTS_PER_S, seed=0)))
+    generated = list(requests_of(conversations(2_000 if quick else 10_000, requests_per_s=REQUESTS_PER_S)))
     simulate(generated[:100], "8", "slo")  # compiles, or loads what was compiled
     rounds = 2 if quick else 3
     result: dict[str, Any] = {

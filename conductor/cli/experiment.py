@@ -13,6 +13,7 @@ from rich.table import Table
 from conductor.catalogue import MODELS, kv_bytes
 from conductor.cli.json_output import JsonOption, write_json
 from conductor.cli.point_runs import (
+    HtmlPage,
     Jobs,
     OutFolder,
     RayAddress,
@@ -20,6 +21,7 @@ from conductor.cli.point_runs import (
     points_report,
     print_points,
     run_with_progress,
+    write_page,
 )
 from conductor.cli.trace_options import fail
 from simulator.experiments.experiment_file import (
@@ -72,6 +74,7 @@ def run(
     ray: RayAddress = None,
     out: OutFolder = None,
     json_path: JsonOption = None,
+    html: HtmlPage = None,
 ) -> None:
     """Run an experiment and show its figures, those of its source beside them.
 
@@ -88,7 +91,11 @@ def run(
         _sizes(path.stem, chosen, json_path)
         return
     points = experiment_points(
-        chosen, path.parent, traces=traces, quick=quick, only=_labels(console, only or [])
+        *(chosen, path.parent),
+        traces=traces,
+        quick=quick,
+        only=_labels(console, only or []),
+        with_curves=html is not None,
     )
     figures = run_with_progress(console, points, make_runner(jobs, ray), out)
     expected = [chosen.expected_of(dict(point.labels)) for point in points]
@@ -100,6 +107,8 @@ def run(
         stdout = Console()
         _print_question(stdout, chosen)
         print_points(stdout, chosen.title, points, figures, chosen.report, expected)
+    if html is not None:
+        write_page(console, html, chosen.title, points, figures)
 
 
 def _sizes(name: str, chosen: Experiment, json_path: str | None) -> None:

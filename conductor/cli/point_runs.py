@@ -15,8 +15,9 @@ from rich.table import Table
 from conductor.cli.progress import progress_bar
 from conductor.cli.trace_options import fail
 from simulator.experiments.figures import FIGURES
-from simulator.experiments.point import Figures, Point
+from simulator.experiments.point import Figures, Point, point_document
 from simulator.experiments.runs import Runner, in_processes, run_points
+from simulator.report import html_report
 
 Jobs = Annotated[
     int | None,
@@ -28,6 +29,7 @@ OutFolder = Annotated[
         help="Folder that keeps each result; run again, what is there with the same configuration is not simulated."
     ),
 ]
+HtmlPage = Annotated[Path | None, typer.Option(help="Write one HTML page with plots of all simulations.")]
 RayAddress = Annotated[
     str | None,
     typer.Option(
@@ -79,9 +81,25 @@ def run_with_progress(
 def points_report(points: Sequence[Point], figures: Sequence[Figures]) -> list[dict[str, Any]]:
     """Labels, digest and figures of each point, JSON types only."""
     return [
-        {"labels": dict(point.labels), "digest": point.digest(), "figures": each}
+        {
+            "labels": dict(point.labels),
+            "digest": point.digest(),
+            "figures": {name: figure for name, figure in each.items() if name != "curves"},
+        }
         for point, each in zip(points, figures, strict=True)
     ]
+
+
+def write_page(
+    console: Console, path: Path, title: str, points: Sequence[Point], figures: Sequence[Figures]
+) -> None:
+    """Exit code 2 when it cannot be written."""
+    documents = [point_document(point, each) for point, each in zip(points, figures, strict=True)]
+    try:
+        path.write_text(html_report(title, documents), encoding="utf-8")
+    except OSError as error:
+        fail(console, f"cannot write {path}: {error.strerror}")
+    console.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False, soft_wrap=True)
 
 
 def print_points(

@@ -20,6 +20,7 @@ from conductor.cli.cluster_options import (
 )
 from conductor.cli.json_output import JsonOption, write_json
 from conductor.cli.point_runs import (
+    HtmlPage,
     Jobs,
     OutFolder,
     RayAddress,
@@ -27,6 +28,7 @@ from conductor.cli.point_runs import (
     points_report,
     print_points,
     run_with_progress,
+    write_page,
 )
 from conductor.cli.simulate import read_policies
 from conductor.cli.trace_options import (
@@ -110,6 +112,7 @@ def sweep(
     ray: RayAddress = None,
     out: OutFolder = None,
     json_path: JsonOption = None,
+    html: HtmlPage = None,
 ) -> None:
     """Simulate TRACE on every combination of clusters, policies and loads, and compare them.
 
@@ -151,14 +154,18 @@ def sweep(
             _loads(console, speeds, rates, seed),
             good_share=(good_share or 0.9) if find_rate else None,
             with_bounds=bounds,
+            with_curves=html is not None,
         )
         figures = run_with_progress(console, points, make_runner(jobs, ray), out)
         report = {"trace": trace, "points": points_report(points, figures)}
+    title = f"{len(points)} simulations of {trace}"
     if json_path is not None:
         write_json(json_path, report)
     if json_path != "-":
         columns = (*(("highest_rate",) if find_rate else ()), *USUAL, *(OF_BOUNDS if bounds else ()))
-        print_points(Console(), f"{len(points)} simulations of {trace}", points, figures, columns)
+        print_points(Console(), title, points, figures, columns)
+    if html is not None:
+        write_page(console, html, title, points, figures)
 
 
 def _sources(

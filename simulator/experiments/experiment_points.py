@@ -26,6 +26,7 @@ def experiment_points(
     traces: Path | None,
     quick: bool = False,
     only: Mapping[str, Sequence[str]] | None = None,
+    with_curves: bool = False,
 ) -> list[Point]:
     """Its points in their order. Clusters are looked for in ``folder``, where the experiment's file is.
 
@@ -45,6 +46,7 @@ def experiment_points(
             [load.load(section.seed) for load in loads],
             good_share=experiment.find_rate,
             with_bounds=experiment.bounds,
+            with_curves=with_curves,
         )
     if only is not None:
         _check_labels(points, only)

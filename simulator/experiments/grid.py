@@ -45,6 +45,7 @@ def all_points(
     *,
     good_share: float | None = None,
     with_bounds: bool = False,
+    with_curves: bool = False,
 ) -> list[Point]:
     """One point for each combination, the last of these varying fastest.
 
@@ -65,6 +66,7 @@ def all_points(
             scheduling=choice.of(cluster.setup.scheduling),
             good_share=good_share,
             with_bounds=with_bounds,
+            with_curves=with_curves,
         )
         for workload_name, workload in workloads.items()
         for cluster in clusters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +21,13 @@ from simulator.bounds import Bounds, bounds
 from simulator.cluster import ClusterSimulation, ClusterSpec, Simulated, make_scheduler
 from simulator.cluster.cluster_file import ClusterFile, SchedulingSection
 from simulator.experiments.workload import Load, Requests, Workload, file_digest, requests_at
-from simulator.report import summary
+from simulator.report import Run, run_document, summary
+from simulator.report.run_document import FORMAT
 from simulator.workloads import TraceRecord
 
-Figures = dict[str, Any]  # as `summary`, JSON types only
+Figures = dict[str, Any]  # those of `summary` and some more, JSON types only
+
+_BESIDE_SUMMARY: Final = {"prefill_busy_s_per_request", "curves", "highest_rate", "rates_tried"}
 
 SCHEMA_VERSION: Final = 1  # of results that are kept: another number is simulated again
 
@@ -41,6 +44,7 @@ class Point:
     step_by_step: bool = False
     good_share: float | None = None  # search the highest rate at which this share of the requests is good
     with_bounds: bool = False  # what no scheduler can exceed, too
+    with_curves: bool = False  # what charts need, too
 
     def configuration(self) -> dict[str, Any]:
         """All that the figures depend on, JSON types only; a trace is named by its content."""
@@ -57,6 +61,7 @@ class Point:
             "step_by_step": self.step_by_step,
             "good_share": self.good_share,
             "with_bounds": self.with_bounds,
+            "with_curves": self.with_curves,
         }
 
     def digest(self) -> str:
@@ -98,11 +103,30 @@ def simulate_point(point: Point, records: Sequence[TraceRecord]) -> Figures:
     )
     limits = _bounds_once(point, workload) if point.with_bounds else None
     prefill_s = [simulated.busy_s[spec.name] for spec in point.cluster.instances if spec.role is Role.PREFILL]
+    run = Run("", {}, simulated, point.scheduling.objectives_s(), limits)
     return {
-        **summary(simulated, point.scheduling.objectives_s(), limits),
+        **summary(simulated, run.objectives, limits),
         "prefill_busy_s_per_request": (
             round(sum(prefill_s) / len(simulated.results), 6) if prefill_s and simulated.results else None
         ),
+        **({"curves": run_document(run)["curves"]} if point.with_curves else {}),
+    }
+
+
+def point_document(point: Point, figures: Figures) -> dict[str, Any]:
+    """The run document of a point that was simulated ``with_curves``, named by its labels."""
+    labels = dict(point.labels)
+    name = " ".join(value for label, value in labels.items() if label != "workload")
+    scales = {"speed": point.load.speed or 1.0} if point.load.rate is None else {"rate": point.load.rate}
+    settings = {label: value for label, value in labels.items() if label != "load"}
+    objectives = asdict(point.scheduling.objectives_s())
+    return {
+        "format": FORMAT,
+        "name": name,
+        "configuration": settings | scales,
+        "objectives": objectives,
+        "summary": {name: value for name, value in figures.items() if name not in _BESIDE_SUMMARY},
+        "curves": figures["curves"],
     }
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from simulated_points import small_points, small_trace
 
-from simulator.experiments.point import Point
+from simulator.experiments.point import Point, point_document
 from simulator.experiments.runs import run_point
 from simulator.experiments.workload import Load, Workload, file_digest
+from simulator.report import read_run_file
 
 
 @pytest.fixture
@@ -42,6 +43,18 @@ def test_bounds_are_those_of_the_load_whatever_the_policy() -> None:
     assert run_point(small_points()[0])["bounds"] is None
 
 
+def test_a_point_with_curves_is_a_run_document(point: Point, tmp_path: Path) -> None:
+    charted = replace(point, with_curves=True)
+    figures = run_point(charted)
+    assert {name: value for name, value in figures.items() if name != "curves"} == run_point(point)
+    document = point_document(charted, figures)
+    assert document["name"] == "1 slo 5/s"
+    assert document["configuration"] == {"workload": "api", "cluster": "1", "policy": "slo", "rate": 5.0}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    assert read_run_file(path) == document
+
+
 def test_labels_are_no_part_of_the_configuration(point: Point) -> None:
     assert replace(point, labels=()).digest() == point.digest()
     assert len({each.digest() for each in small_points()}) == len(small_points())
@@ -55,6 +68,7 @@ def test_whatever_changes_figures_changes_the_digest(point: Point) -> None:
         replace(point, step_by_step=True),
         replace(point, good_share=0.5),
         replace(point, with_bounds=True),
+        replace(point, with_curves=True),
         replace(point, scheduling=point.scheduling.policy_named("lmetric")),
         replace(point, workload=replace(point.workload, output_tokens=3)),
         replace(point, cluster=replace(point.cluster, instances=(replace(instance, kv_tokens=99_999),))),

@@ -87,6 +87,13 @@ def test_bounds_are_shown_where_asked_for(trace: Path) -> None:
     assert "bound" in sweep(trace, "--cluster", "1", "--bounds", "--limit", 20, "--jobs", 1).stdout
 
 
+def test_a_page_has_every_simulation(trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    points = report(trace, "--cluster", "1", "--rates", "5,20", "--limit", 20, "--html", page)
+    assert all("curves" not in point["figures"] for point in points)
+    assert all(f"1 slo {rate}/s" in page.read_text() for rate in (5, 20))
+
+
 def test_the_highest_rate_is_found(trace: Path) -> None:
     strict, lax = (
         report(trace, "--cluster", "1", "--find-rate", "--good-share", share)[0] for share in (0.99, 0.5)
