@@ -80,12 +80,16 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """Raises ValueError for names that are used twice or unknown."""
+    """Without ``prefix_caching`` every prompt is computed whole, as if no two had anything in common.
+
+    Raises ValueError for names that are used twice or unknown.
+    """
 
     instances: tuple[InstanceSpec, ...]
     pools: tuple[PoolSpec, ...] = ()
     outages: tuple[Outage, ...] = ()
     links: Mapping[Distance, Speed] = field(default_factory=lambda: DEFAULT_LINKS)
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         known: set[str] = set()

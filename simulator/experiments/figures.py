@@ -47,6 +47,8 @@ FIGURES: Final[dict[str, Figure]] = {
     "load_variation": Figure("load CV", 2, _at("load_variation")),
     "requests": Figure("served", 0, _at("request_count")),
     "rejected": Figure("rejected", 0, _at("outcomes", "rejected")),
+    "failed": Figure("failed", 0, _at("outcomes", "failed")),
+    "retries": Figure("retries", 0, _at("retries")),
     "not_served": Figure("not served", 0, _at("error_request_count")),
     "requests_per_s": Figure("requests/s", 2, _at("request_throughput")),
     "output_tokens_per_s": Figure("output tokens/s", 0, _at("output_token_throughput")),
