@@ -80,16 +80,13 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """Without ``prefix_caching`` every prompt is computed whole, as if no two had anything in common.
-
-    Raises ValueError for names that are used twice or unknown.
-    """
+    """Raises ValueError for names that are used twice or unknown."""
 
     instances: tuple[InstanceSpec, ...]
     pools: tuple[PoolSpec, ...] = ()
     outages: tuple[Outage, ...] = ()
     links: Mapping[Distance, Speed] = field(default_factory=lambda: DEFAULT_LINKS)
-    prefix_caching: bool = True
+    prefix_caching: bool = True  # without it every prompt is computed whole, as if no two were alike
 
     def __post_init__(self) -> None:
         known: set[str] = set()
