@@ -115,7 +115,7 @@ def print_points(
     ``beside`` are figures of the points' source by name, shown in a column of their own behind ours.
     """
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    shown = _differing(points)
+    shown = differing_labels(points)
     for label in shown:
         table.add_column(label, no_wrap=True)
     with_source = [name for name in columns if any(name in each for each in beside or ())]
@@ -133,12 +133,18 @@ def print_points(
             if name in with_source:
                 cells.append(figure.text((beside or [{}])[i].get(name)))
         table.add_row(*cells)
-    if not console.is_terminal:  # nothing is cut off where the width means nothing
-        console.width = max(console.width, console.measure(table).maximum)
+    print_whole(console, table)
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Nothing is cut off where the width means nothing: in files and pipes."""
+    if not console.is_terminal:
+        options = console.options.update(max_width=1_000)
+        console.width = max(console.width, console.measure(table, options=options).maximum)
     console.print(table)
 
 
-def _differing(points: Sequence[Point]) -> list[str]:
+def differing_labels(points: Sequence[Point]) -> list[str]:
     """Labels that not all points have the same value of; the policy at least."""
     values: dict[str, set[str]] = {}
     for point in points:

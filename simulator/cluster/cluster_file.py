@@ -128,6 +128,7 @@ class ClusterSection(_Section):
     pools: list[PoolSection] = []
     outages: list[OutageSection] = []
     links: dict[Literal["node", "rack", "zone", "site", "world"], SpeedSection] = {}
+    prefix_caching: bool = True
     scheduling: SchedulingSection = SchedulingSection()
 
 
@@ -216,7 +217,8 @@ class _Builder:
         links = dict(DEFAULT_LINKS)
         links |= {Distance[name.upper()]: link.speed() for name, link in self._section.links.items()}
         outages = [Outage(each.instance, each.at_s, each.for_s) for each in self._section.outages]
-        return self._try("", lambda: ClusterSpec(tuple(instances), tuple(pools), tuple(outages), links))
+        parts = (tuple(instances), tuple(pools), tuple(outages))
+        return self._try("", lambda: ClusterSpec(*parts, links, self._section.prefix_caching))
 
     def _instances(self, key: str, section: InstanceSection, numbers: Counter[str]) -> list[InstanceSpec]:
         instance_class = self._class(key, section)

@@ -7,7 +7,7 @@ cache and of their gauges as the router and the event streams would tell it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from typing import Final
@@ -38,6 +38,7 @@ from simulator.cluster.workload import BLOCK_TOKENS, Request
 POLL_S: Final = 1.0  # between two looks at engines' gauges, as `conductor serve` does by default
 ATTEMPTS: Final = 3  # at a request, when instances die under it
 _NO_TOKENS: Final = np.empty(0, np.uint32)
+_NO_HASHES: Final = np.empty(0, np.uint64)
 
 
 class Outcome(StrEnum):
@@ -156,6 +157,8 @@ class ClusterSimulation:
     def run(self, requests: Iterable[Request], on_end: Callable[[], None] = lambda: None) -> Simulated:
         """Simulate until every request has ended; ``on_end`` is called for each. To be called once."""
         workload = list(requests)
+        if not self._cluster.prefix_caching:
+            workload = [replace(request, hashes=_NO_HASHES) for request in workload]
         hashes, starts = flat_hashes([request.hashes for request in workload])
         self._first_hash = {request.number: start for request, start in zip(workload, starts, strict=True)}
         self.engines = Engines(

@@ -100,6 +100,7 @@ class ClusterSpec:
     pools: tuple[PoolSpec, ...] = ()
     outages: tuple[Outage, ...] = ()
     links: Mapping[Distance, Speed] = field(default_factory=lambda: DEFAULT_LINKS)
+    prefix_caching: bool = True  # without it every prompt is computed whole, as if no two were alike
 
     def __post_init__(self) -> None:
         known: set[str] = set()

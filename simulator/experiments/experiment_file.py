@@ -116,10 +116,29 @@ class ExpectedSection(_Section):
         return figures
 
 
+class OrderSection(_Section):
+    """The order in which the source has a figure, of points that differ in one label only: least first."""
+
+    figure: str
+    label: str
+    ascending: Annotated[list[str], Field(min_length=2)]
+    where: dict[str, str] = {}  # only among points with these labels
+
+    @field_validator("figure")
+    @classmethod
+    def _known(cls, figure: str) -> str:
+        _check_figures([figure])
+        return figure
+
+
 class QuickSection(_Section):
-    """What ``--quick`` leaves: so many requests of each workload, and points with these labels."""
+    """What ``--quick`` leaves: so many requests of each workload, and points with these labels.
+
+    ``workloads`` take the place of the experiment's, so that no trace is needed.
+    """
 
     limit: _Count | None = None
+    workloads: dict[str, WorkloadSection] = {}
     only: dict[str, list[str]] = {}
 
 
@@ -139,8 +158,16 @@ class SizeSection(_Section):
         return name
 
 
+class CacheSection(_Section):
+    """Hit rate of one cache for a whole workload, and what the source says it is."""
+
+    workload: str
+    capacity_tokens: _Count
+    expected_percent: Annotated[float, Field(ge=0, le=100)] | None = None
+
+
 class Experiment(_Section):
-    """A whole experiment file: simulations (``workloads`` and ``clusters``) or ``sizes``."""
+    """A whole experiment file: simulations (``workloads`` and ``clusters``), ``caches`` or ``sizes``."""
 
     title: str
     question: str
@@ -155,15 +182,24 @@ class Experiment(_Section):
     bounds: bool = False  # what no scheduler can exceed, too
     report: list[str] = list(USUAL)
     expected: list[ExpectedSection] = []
+    orders: list[OrderSection] = []
     quick: QuickSection = QuickSection()
+    caches: list[CacheSection] = []
     sizes: list[SizeSection] = []
 
     @model_validator(mode="after")
     def _complete(self) -> Experiment:
         if bool(self.sizes) == bool(self.workloads):
             raise ValueError("give workloads and clusters to simulate, or sizes, one of them")
-        if self.workloads and not self.clusters:
-            raise ValueError("clusters is required: say what the workloads are simulated on")
+        if self.workloads and bool(self.clusters) == bool(self.caches):
+            raise ValueError(
+                "clusters is required: say what the workloads are simulated on; or give caches, one of them"
+            )
+        for cache in self.caches:
+            if cache.workload not in self.workloads:
+                raise ValueError(
+                    f"unknown workload {cache.workload!r} in caches; {did_you_mean(cache.workload, self.workloads)}"
+                )
         _check_figures(self.report)
         if not self.bounds and (of_bounds := [name for name in self.report if name in OF_BOUNDS]):
             raise ValueError(f"{of_bounds[0]} is a figure of bounds: set bounds: true")

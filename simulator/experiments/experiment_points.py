@@ -25,22 +25,24 @@ def experiment_points(
     *,
     traces: Path | None,
     quick: bool = False,
+    limit: int | None = None,
     only: Mapping[str, Sequence[str]] | None = None,
     with_curves: bool = False,
 ) -> list[Point]:
     """Its points in their order. Clusters are looked for in ``folder``, where the experiment's file is.
 
     Traces are looked for in ``traces``, else where the environment's ``CONDUCTOR_TRACES`` says. ``only`` keeps
-    points whose labels have one of the values; ``quick`` what the experiment says. Raises ConfigError for what
-    cannot be found, with where to get it.
+    points whose labels have one of the values; ``quick`` what the experiment says; ``limit`` so many requests of
+    each workload. Raises ConfigError for what cannot be found, with where to get it.
     """
     clusters = _clusters(experiment, folder)
-    limit = experiment.quick.limit if quick else None
+    sections = _sections(experiment, quick)
+    limits = [limit, experiment.quick.limit if quick else None]
     points: list[Point] = []
-    for name, section in experiment.workloads.items():
+    for name, section in sections.items():
         loads = experiment.loads if section.loads is None else section.loads
         points += all_points(
-            {name: _workload(section, traces, limit)},
+            {name: _workload(section, traces, limits)},
             clusters,
             experiment.policy_choices(),
             [load.load(section.seed) for load in loads],
@@ -55,8 +57,23 @@ def experiment_points(
         points = _only(points, experiment.quick.only)
     if not points:
         raise ConfigError("no point of the experiment is left: ask for more, or leave --quick out")
-    _check_traces(experiment, points, traces)
+    used = {dict(point.labels)["workload"] for point in points}
+    _check_traces({name: section for name, section in sections.items() if name in used}, traces)
     return points
+
+
+def experiment_workloads(
+    experiment: Experiment, *, traces: Path | None, quick: bool = False, limit: int | None = None
+) -> dict[str, Workload]:
+    """Its workloads by name; arguments and errors as those of `experiment_points`."""
+    sections = _sections(experiment, quick)
+    _check_traces(sections, traces)
+    limits = [limit, experiment.quick.limit if quick else None]
+    return {name: _workload(section, traces, limits) for name, section in sections.items()}
+
+
+def _sections(experiment: Experiment, quick: bool) -> Mapping[str, WorkloadSection]:
+    return (experiment.quick.workloads if quick else {}) or experiment.workloads
 
 
 def _clusters(experiment: Experiment, folder: Path) -> list[NamedCluster]:
@@ -72,8 +89,8 @@ def _clusters(experiment: Experiment, folder: Path) -> list[NamedCluster]:
     return clusters
 
 
-def _workload(section: WorkloadSection, traces: Path | None, limit: int | None) -> Workload:
-    limits = [each for each in (section.limit, limit) if each is not None]
+def _workload(section: WorkloadSection, traces: Path | None, limits: Sequence[int | None]) -> Workload:
+    given = [each for each in (section.limit, *limits) if each is not None]
     selection = Selection(
         start_s=section.from_s,
         end_s=float("inf") if section.to_s is None else section.to_s,
@@ -81,7 +98,7 @@ def _workload(section: WorkloadSection, traces: Path | None, limit: int | None) 
         max_input_tokens=section.max_input_tokens,
         min_output_tokens=section.min_output_tokens,
         max_output_tokens=section.max_output_tokens,
-        limit=min(limits, default=None),
+        limit=min(given, default=None),
     )
     source: Path | Generated
     if section.trace is not None:
@@ -117,13 +134,12 @@ def _only(points: list[Point], wanted: Mapping[str, Sequence[str]]) -> list[Poin
     ]
 
 
-def _check_traces(experiment: Experiment, points: list[Point], traces: Path | None) -> None:
-    used = {dict(point.labels)["workload"] for point in points}
+def _check_traces(sections: Mapping[str, WorkloadSection], traces: Path | None) -> None:
     missing = [
         f"{section.trace} is not in {_folder(traces).absolute()}"
         + (f"; it can be downloaded from {section.download}" if section.download else "")
-        for name, section in experiment.workloads.items()
-        if name in used and section.trace is not None and not (_folder(traces) / section.trace).is_file()
+        for section in sections.values()
+        if section.trace is not None and not (_folder(traces) / section.trace).is_file()
     ]
     if missing:
         raise ConfigError(

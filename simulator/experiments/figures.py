@@ -21,6 +21,11 @@ class Figure:
         return "-" if value is None else f"{value:,.{self.digits}f}"
 
 
+def _rejected_percent(figures: Figures) -> float | None:
+    outcomes = figures.get("outcomes")
+    return 100.0 * outcomes["rejected"] / sum(outcomes.values()) if outcomes else None
+
+
 def _at(*path: str, scale: float = 1.0) -> Callable[[Mapping[str, Any]], float | None]:
     def value(figures: Mapping[str, Any]) -> float | None:
         found: Any = figures
@@ -47,6 +52,9 @@ FIGURES: Final[dict[str, Figure]] = {
     "load_variation": Figure("load CV", 2, _at("load_variation")),
     "requests": Figure("served", 0, _at("request_count")),
     "rejected": Figure("rejected", 0, _at("outcomes", "rejected")),
+    "rejected_percent": Figure("rejected %", 1, _rejected_percent),
+    "failed": Figure("failed", 0, _at("outcomes", "failed")),
+    "retries": Figure("retries", 0, _at("retries")),
     "not_served": Figure("not served", 0, _at("error_request_count")),
     "requests_per_s": Figure("requests/s", 2, _at("request_throughput")),
     "output_tokens_per_s": Figure("output tokens/s", 0, _at("output_token_throughput")),

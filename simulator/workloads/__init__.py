@@ -2,7 +2,13 @@
 
 from simulator.workloads.generation import WORKLOAD_KINDS, generate
 from simulator.workloads.mooncake import assumed_answer_s, mooncake_line, read_mooncake
-from simulator.workloads.profile import CAPACITIES_BLOCKS, TraceProfile, profile_trace
+from simulator.workloads.profile import (
+    CAPACITIES_BLOCKS,
+    CapacityReuse,
+    TraceProfile,
+    capacity_reuse,
+    profile_trace,
+)
 from simulator.workloads.reading import TraceFormat, detect_format, read_trace
 from simulator.workloads.records import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRecord, prompt_tokens
 from simulator.workloads.reuse import (
@@ -19,6 +25,7 @@ __all__ = [
     "CAPACITIES_BLOCKS",
     "MOONCAKE_BLOCK_TOKENS",
     "WORKLOAD_KINDS",
+    "CapacityReuse",
     "Selection",
     "TraceError",
     "TraceFormat",
@@ -29,6 +36,7 @@ __all__ = [
     "at_rate",
     "belady_hits",
     "block_accesses",
+    "capacity_reuse",
     "detect_format",
     "faster",
     "generate",

@@ -65,6 +65,14 @@ class TraceProfile:
     by_capacity: list[CapacityReuse]
 
 
+def capacity_reuse(records: Sequence[TraceRecord], capacities_blocks: Sequence[int]) -> list[CapacityReuse]:
+    """One for each capacity; ``records``, of which there is one at least, are in order of arrival."""
+    accesses = block_accesses(records)
+    following = next_uses(accesses)
+    block_tokens = records[0].block_tokens
+    return [_capacity_reuse(accesses, following, block_tokens, capacity) for capacity in capacities_blocks]
+
+
 def profile_trace(
     records: Sequence[TraceRecord],
     capacities_blocks: Sequence[int] = CAPACITIES_BLOCKS,
@@ -85,14 +93,7 @@ def profile_trace(
     rows: list[CapacityReuse] = []
     for capacity in sorted(set(capacities_blocks)):
         if not rows or rows[-1].capacity_blocks < unlimited.unique_blocks:
-            rows.append(
-                CapacityReuse(
-                    capacity,
-                    capacity * block_tokens,
-                    lru_hits(accesses, capacity) / max(1, len(accesses)),
-                    belady_hits(accesses, capacity, following) / max(1, len(accesses)),
-                )
-            )
+            rows.append(_capacity_reuse(accesses, following, block_tokens, capacity))
         on_step()
     return TraceProfile(
         requests=len(ordered),
@@ -102,6 +103,17 @@ def profile_trace(
         arrivals=_arrivals(ordered),
         unlimited=unlimited,
         by_capacity=rows,
+    )
+
+
+def _capacity_reuse(
+    accesses: Sequence[int], following: Sequence[int], block_tokens: int, capacity_blocks: int
+) -> CapacityReuse:
+    return CapacityReuse(
+        capacity_blocks,
+        capacity_blocks * block_tokens,
+        lru_hits(accesses, capacity_blocks) / max(1, len(accesses)),
+        belady_hits(accesses, capacity_blocks, following) / max(1, len(accesses)),
     )
 
 

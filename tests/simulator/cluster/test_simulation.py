@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,18 @@ def test_a_conversation_reuses_what_its_instance_holds() -> None:
     first, second = simulation("4").run(requests_of(records)).results
     assert (first.cached_tokens, second.cached_tokens) == (0, 5_120)
     assert second.prefill_instance == first.prefill_instance
+
+
+@pytest.mark.parametrize("cluster", ["2", "1p1d"])
+def test_without_prefix_caching_nothing_is_reused(cluster: str) -> None:
+    spec = replace(uniform(cluster, LLAMA_8B_H100), prefix_caching=False)
+    scheduler = make_scheduler(spec, make_policy("slo"), OBJECTIVES)
+    records = list(generate("rag", 60, 4.0, seed=1))
+    results = ClusterSimulation(scheduler, spec).run(requests_of(records)).results
+    assert len(results) == 60 and not any(r.cached_tokens for r in results)
+    cached = simulation(cluster).run(requests_of(records)).results
+    assert sum(r.cached_tokens for r in cached) > 0
+    assert np.mean([r.ttft_s for r in results]) > np.mean([r.ttft_s for r in cached])
 
 
 def test_a_pair_hands_off_over_the_link() -> None:

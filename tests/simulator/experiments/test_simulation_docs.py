@@ -27,7 +27,8 @@ def keys(section: type[BaseModel], prefix: str = "") -> list[str]:
         annotation = str(field.annotation)
         arguments = (field.annotation, *getattr(field.annotation, "__args__", ()))
         nested = [each for each in arguments if isinstance(each, type) and issubclass(each, BaseModel)]
-        if not nested or name in ("links", "loads", "policies"):
+        described = name in ("links", "loads", "policies") or prefix + name == "quick.workloads"
+        if not nested or described:
             found.append(f"{prefix}{name}")
         else:
             step = {"list": "[]", "dict": ".NAME"}.get(annotation[:4], "")

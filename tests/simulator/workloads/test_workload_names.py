@@ -5,6 +5,7 @@ import simulator.workloads
 NAMES = {
     *(
         "CAPACITIES_BLOCKS",
+        "CapacityReuse",
         "MOONCAKE_BLOCK_TOKENS",
         "WORKLOAD_KINDS",
         "Selection",
@@ -12,7 +13,16 @@ NAMES = {
         "TraceFormat",
     ),
     *("TraceProfile", "TraceRecord", "UnlimitedReuse", "assumed_answer_s", "at_rate", "belady_hits"),
-    *("block_accesses", "detect_format", "faster", "generate", "in_blocks_of", "lru_hits", "mooncake_line"),
+    *(
+        "block_accesses",
+        "capacity_reuse",
+        "detect_format",
+        "faster",
+        "generate",
+        "in_blocks_of",
+        "lru_hits",
+        "mooncake_line",
+    ),
     *("next_uses", "profile_trace", "prompt_tokens", "read_mooncake", "read_trace", "select"),
     *("trace_span_s", "unlimited_reuse"),
 }
