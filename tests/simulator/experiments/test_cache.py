@@ -56,7 +56,7 @@ def test_a_quick_run_has_every_size_with_its_own_workload_and_no_figures_of_the_
 
 
 def test_fewer_requests_can_be_asked_for_and_a_missing_trace_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="small.jsonl is not in"):
+    with pytest.raises(ConfigError, match=r"small\.jsonl is not in"):
         list(cache_rows(EXPERIMENT, traces=tmp_path))
     small_trace(tmp_path)
     [whole, *_], [first, *_] = (
