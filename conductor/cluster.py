@@ -8,7 +8,7 @@ from enum import StrEnum
 from urllib.parse import urlsplit
 
 from cache_index import Holder
-from conductor.costs import ClusterTables, Floats, InstanceClass, Topology
+from conductor.costs import ClusterTables, Exposure, Floats, InstanceClass, Topology
 from conductor.costs import tables as t
 from conductor.placement import ModelCard, Role, Target
 
@@ -94,6 +94,7 @@ class RankState:
     transfers_out: int = 0
     placements: int = 0
     reported: ReportedLoad | None = None
+    exposure: Exposure = field(default_factory=Exposure)
 
     def queue_s(self, now_s: float) -> float:
         """Seconds until a prefill placed now would begin; what `costs.kernels` reads from the load table.
@@ -158,7 +159,7 @@ class RankState:
     def write(self, load: Floats) -> None:
         """Write the books into this rank's row of the load table."""
         head = next(iter(self.prefills.values()), None)
-        load[: t.REPORTED_RUNNING] = (
+        load[: t.HARM] = (
             self.head_since_s,
             head.predicted_s if head is not None else 0.0,
             head is not None and head.observed,
@@ -312,6 +313,13 @@ class Cluster:
         """To be called after every change of a rank's books."""
         if rank.row != NO_ROW:
             rank.write(self.tables.loads[rank.row])
+
+    def expose(self, rank: RankState, tbt_share: float, now_s: float) -> None:
+        """To be called, after `write`, when a request of a rank that decodes was placed, has begun or has ended."""
+        if rank.row != NO_ROW:
+            load = self.tables.loads[rank.row]
+            speeds = self.tables.classes[self.tables.ranks[rank.row, t.CLASS]]
+            rank.exposure.write(load, speeds, rank.queue_s(now_s), tbt_share, now_s)
 
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""
