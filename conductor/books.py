@@ -15,11 +15,16 @@ class Books:
     """Reservations of placements, and the calibration that their course teaches."""
 
     def __init__(
-        self, cluster: Cluster, lookup: PrefixLookup, calibrations: dict[str, Calibration] | None
+        self,
+        cluster: Cluster,
+        lookup: PrefixLookup,
+        calibrations: dict[str, Calibration] | None,
+        tbt_share: float,
     ) -> None:
         self.calibrations = calibrations if calibrations is not None else {}
         self._cluster = cluster
         self._lookup = lookup
+        self._tbt_share = tbt_share
         for instance in cluster:
             self.apply(instance.instance_class)
 
@@ -49,11 +54,21 @@ class Books:
             now_s,
         )
         record.decode.add_decode(placement.placement_id, request.prompt_tokens + record.output_tokens // 2)
+        assert record.candidates is not None
+        record.decode.exposure.placed(
+            placement.placement_id,
+            placement.plan.prefill_s if record.decode is record.prefill else 0.0,
+            record.output_tokens,
+            record.candidates.tbt_objective_s,
+            long=record.queue_s > 0.0
+            or placement.plan.prefill_s + placement.predicted_tbt_s > record.candidates.tbt_objective_s,
+        )
         record.prefill.placements += 1
         if record.decode is not record.prefill:
             record.decode.placements += 1
             self._cluster.write(record.decode)
         self._cluster.write(record.prefill)
+        self._cluster.expose(record.decode, self._tbt_share, now_s)
         if record.peer is not None:
             self.transfer(record, record.peer, record.prefill)
         if record.cache_group is not None:
@@ -95,10 +110,26 @@ class Books:
             calibration.observe_prefill(placement.plan.prefill_s / record.prefill_factor, service_s)
             self.apply(instance.instance_class)
 
-    def learn_decode(self, record: PlacementRecord, now_s: float) -> None:
+    def begin_decode(self, record: PlacementRecord, now_s: float) -> None:
+        """The first token of the answer is out."""
+        record.decode.exposure.began(record.placement.placement_id, record.decode.queue_s(now_s), now_s)
+        self._cluster.expose(record.decode, self._tbt_share, now_s)
+
+    def end_decode(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
+        """Release what the decode took; its pace teaches the calibration if ``learn``."""
+        placement_id = record.placement.placement_id
+        borne_s = record.decode.exposure.ended(placement_id, record.decode.queue_s(now_s))
+        if learn:
+            self._learn_decode(record, now_s, borne_s)
+        record.decode.end_decode(placement_id)
+        self._cluster.write(record.decode)
+        self._cluster.expose(record.decode, self._tbt_share, now_s)
+
+    def _learn_decode(self, record: PlacementRecord, now_s: float, borne_s: float) -> None:
         """The mean gap between a streamed answer's tokens, beside what the decode rank's load predicts.
 
         The load changed while the answer ran, so the prediction is the mean of those at its first and last token.
+        Prefills that ran beside it for ``borne_s`` say nothing about the pace of decoding.
         """
         usage, started_s = record.usage, record.first_token_s
         instance = self._cluster.get(record.placement.decode.instance_id)
@@ -111,7 +142,7 @@ class Books:
             or instance is None
         ):
             return
-        observed_s = (now_s - started_s) / (usage.output_tokens - 1)
+        observed_s = max(now_s - started_s - borne_s, 0.0) / (usage.output_tokens - 1)
         calibration = self.calibration(instance.instance_class)
         raw_s = 0.5 * (record.raw_step_at_first_token_s + self.raw_step_s(record.decode, instance))
         calibration.observe_decode(raw_s, observed_s)

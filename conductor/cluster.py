@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from cache_index import Holder
-from conductor.costs import ClusterTables, Floats, InstanceClass, Topology
+from conductor.costs import ClusterTables, Exposure, Floats, InstanceClass, Topology
 from conductor.costs import tables as t
 from conductor.placement import ModelCard, Role, Target
 
@@ -18,7 +18,7 @@ DEFAULT_BLOCK_SIZE = 16
 NO_ROW = -1
 
 # Writes a rank's books into its row of the load table, in a quarter of the time of an assignment.
-_pack_books: Final[Callable[..., None]] = Struct(f"{t.REPORTED_RUNNING}d").pack_into
+_pack_books: Final[Callable[..., None]] = Struct(f"{t.HARM}d").pack_into
 _ROW_BYTES: Final = 8 * t.LOAD_COLUMNS
 
 
@@ -100,6 +100,7 @@ class RankState:
     transfers_out: int = 0
     placements: int = 0
     reported: ReportedLoad | None = None
+    exposure: Exposure = field(default_factory=Exposure)
 
     def queue_s(self, now_s: float) -> float:
         """Seconds until a prefill placed now would begin; what `costs.kernels` reads from the load table.
@@ -320,6 +321,13 @@ class Cluster:
         """To be called after every change of a rank's books."""
         if rank.row != NO_ROW:
             rank.write(self.tables.loads)
+
+    def expose(self, rank: RankState, tbt_share: float, now_s: float) -> None:
+        """To be called, after `write`, when a request of a rank that decodes was placed, has begun or has ended."""
+        if rank.row != NO_ROW:
+            load = self.tables.loads[rank.row]
+            speeds = self.tables.classes[self.tables.ranks[rank.row, t.CLASS]]
+            rank.exposure.write(load, speeds, rank.queue_s(now_s), tbt_share, now_s)
 
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""

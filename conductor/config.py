@@ -64,10 +64,11 @@ class RoutingConfig(_Section):
 
 
 class ObjectivesConfig(_Section):
-    """What a request should meet."""
+    """What a request should meet; ``tbt_share`` as in `Objectives`."""
 
     ttft_s: Positive = 2.0
     tbt_s: Positive = 0.05
+    tbt_share: Annotated[float, Field(gt=0, le=1)] = 0.1
 
 
 class QueueConfig(_Section):

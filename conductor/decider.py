@@ -61,6 +61,7 @@ class Decider:
         return Objectives(
             request.ttft_objective_s or self.objectives.ttft_s,
             request.tbt_objective_s or self.objectives.tbt_s,
+            self.objectives.tbt_share,
         )
 
     def recycle(self, estimates: Estimates) -> None:

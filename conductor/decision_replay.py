@@ -245,7 +245,7 @@ def _make_scheduler(header: j.Header, lookup: _RecordedLookup, gate: Gate) -> Re
         cluster,
         CacheIndex(),
         make_policy(header.policy.name, header.policy.parameters, header.policy.seed),
-        Objectives(header.ttft_objective_s, header.tbt_objective_s),
+        Objectives(header.ttft_objective_s, header.tbt_objective_s, header.tbt_share),
         SuspensionPolicy(header.suspend_after_failures, header.suspend_s),
         aliases=dict(header.aliases),
         calibrations={

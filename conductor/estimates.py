@@ -149,6 +149,11 @@ class Estimates(Candidates):
         return row
 
     @property
+    def harm(self) -> Floats:
+        row: Floats = self.seconds[k.HARM]
+        return row
+
+    @property
     def prefill_scale(self) -> Floats:
         factors: Floats = self.tables.classes[self.roster.class_ids, t.PREFILL_SCALE]
         return factors
@@ -249,6 +254,7 @@ class Estimator:
             now_s,
             n,
             output_tokens,
+            tbt_objective_s,
             roster.any_fetches,
             seconds,
             plans,

@@ -80,6 +80,7 @@ class Header(_Line, frozen=True):
     classes: list[InstanceClass]
     instances: list[RecordedInstance]
     admission: RecordedPolicy = RecordedPolicy("accept_all")
+    tbt_share: float = 0.1
     aliases: dict[str, str] = {}
     calibrations: dict[str, tuple[LearnedFactor, LearnedFactor]] = {}  # prefill and decode, by class
 

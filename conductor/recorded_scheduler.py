@@ -243,6 +243,7 @@ def make_header(
         policy=policy,
         ttft_objective_s=scheduler.objectives.ttft_s,
         tbt_objective_s=scheduler.objectives.tbt_s,
+        tbt_share=scheduler.objectives.tbt_share,
         suspend_after_failures=scheduler.suspension.after_failures,
         suspend_s=scheduler.suspension.pause_s,
         id_prefix=id_prefix,

@@ -77,7 +77,7 @@ class Scheduler:
         self.outcomes = Outcomes()
         self.gate = Gate() if gate is None else gate
         self._lookup = IndexLookup(index) if lookup is None else lookup
-        self._books = Books(cluster, self._lookup, calibrations)
+        self._books = Books(cluster, self._lookup, calibrations, objectives.tbt_share)
         self._decider = Decider(cluster, index, self._lookup, self.gate, objectives, aliases or {})
         self._id_prefix = id_prefix
         self._placed = 0
@@ -166,6 +166,7 @@ class Scheduler:
                 learned.ttft.add(record.placement.predicted_ttft_s, now_s - record.placed_s)
         # An answer that is not streamed comes whole: its first byte says nothing about the prefill.
         self._books.end_prefill(record, now_s, learn=record.request.streamed)
+        self._books.begin_decode(record, now_s)
         self._succeeded(record.placement.decode.instance_id)
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
@@ -386,10 +387,7 @@ class Scheduler:
             self.gate.observe(record.request, usage.output_tokens)
         self._books.end_prefill(record, now_s, learn=False)
         self._books.end_transfer(record)
-        if outcome == "finished" and record.request.streamed:
-            self._books.learn_decode(record, now_s)
-        record.decode.end_decode(placement_id)
-        self.cluster.write(record.decode)
+        self._books.end_decode(record, now_s, learn=outcome == "finished" and record.request.streamed)
         record.ended_s, record.outcome = now_s, outcome
         objectives = self._decider.objectives_of(record.request)
         self.outcomes.ended(record, objectives.ttft_s, objectives.tbt_s)

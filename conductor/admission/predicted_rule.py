@@ -1,7 +1,7 @@
-"""The `predicted` rule: turns away what would miss its objectives where it was about to be placed.
+"""The `predicted` rule: serves a request where more meet their objectives with it than without it.
 
-Where Mooncake's rules ask how loaded the pools are, this one asks what would become of this request: every
-decode has a length of its own (`OutputLengths`), and a request is not blamed for being long.
+Where Mooncake's rules ask how loaded the pools are, this one asks what would become of this request and of those
+who are aboard already: every decode has a length of its own (`OutputLengths`), and bears only so much prefill.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from conductor.admission.prospect import (
     decode_positions,
     finite,
     refuse_decode,
+    refuse_harm,
     refuse_prefill,
 )
 from conductor.placement import PlacementRequest
@@ -23,21 +24,23 @@ from conductor.policies import Candidates, Choice
 
 # Priorities further from 0 than this count as this: clients may name any number.
 _MAX_PRIORITY: Final = 8
-# A prompt that is late whatever is done waits only for this part of what others may wait.
+# A prompt that is late whatever is done may wait and do harm only to this part of what others may.
 _LATE_ANYWAY: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Rejects what would not meet its objectives by a margin, on the ranks that the policy chose.
+    """Rejects what would not meet its objectives by a margin, or costs others theirs, where the policy placed it.
 
     A request is admitted up to a load of ``limit``. That is below 1 because a decode rank at its limit is the
     limit of everybody aboard: were it overdrawn, all of them would be late. Every level of priority above 0
     raises it by ``priority_step`` of itself; below 0 it falls likewise, never under a tenth.
 
+    * Harm is how many of the requests aboard would miss their TBT objective because of this prefill
+      (`costs.exposure`). At 1, serving it costs as much as it gains.
     * Prefill load is predicted TTFT over its objective. A prompt too long to meet it on an idle cluster is
-      served when it need hardly wait: waiting would not make it shorter, and served before others it would make
-      them late as well.
+      served when it need hardly wait and does hardly any harm: waiting would not make it shorter, others would
+      be late as well, and what it leaves in the caches may help many. It counts as a tenth of a request.
     * Decode load is the step of the chosen rank over the objective when this prefill will have ended, or when
       half of this answer should be out, whichever is more.
     * Where KV memory is short, the first token waits for other answers to end, unless it is forecast that they
@@ -70,15 +73,20 @@ class Predicted:
         forecast: DecodeForecast,
     ) -> Rejection | None:
         limit, objective_s = self.limit_of(request.priority), prospect.ttft_objective_s
+        c, now_s, rows = candidates, prospect.now_s, prospect.table_rows
+        ttft_s, queue_s = prospect.ttft_s, float(c.queue_s[choice.prefill])
+        harm = float(c.harm[choice.prefill])
+        worth = _LATE_ANYWAY if ttft_s - queue_s > limit * objective_s else 1.0
+        if harm > limit * worth:
+            answer_s = c.output_tokens * prospect.tbt_s
+            return refuse_harm(request, prospect, harm=harm, load=harm / worth, answer_s=answer_s)
         # All that is placed already counts in these, so a forecast would hardly find more.
         if max(prospect.ttft_load, prospect.tbt_load) <= limit:
             return None
-        c, now_s, rows = candidates, prospect.now_s, prospect.table_rows
         place = int(decode_positions(c).searchsorted(choice.decode))
         context_tokens = c.prompt_tokens + 0.5 * c.output_tokens
         half_answer_s = 0.5 * c.output_tokens * prospect.tbt_objective_s
 
-        ttft_s, queue_s = prospect.ttft_s, float(c.queue_s[choice.prefill])
         memory_s = _memory_wait_s(c, choice)
         if memory_s > 0.0:
             soon = forecast.at(prospect.prefill_end_s, now_s, rows=rows)

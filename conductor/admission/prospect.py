@@ -192,6 +192,17 @@ def refuse_decode(
     return Rejection(reason, "decode", retry_after_s(wait_s, request.request_id), load)
 
 
+def refuse_harm(
+    request: PlacementRequest, prospect: Prospect, *, harm: float, load: float, answer_s: float
+) -> Rejection:
+    """Its prefill would slow answers down; comes back when as many have ended as last ``answer_s``."""
+    reason = (
+        f"the cluster is overloaded: {harm:.1f} answers under way would be slowed down beyond "
+        f"{1e3 * prospect.tbt_objective_s:g} ms between tokens"
+    )
+    return Rejection(reason, "decode", retry_after_s(answer_s, request.request_id), load)
+
+
 def finite(name: str, value: float, low: float, high: float = math.inf) -> None:
     """Raises ValueError unless ``low <= value <= high`` and finite: parameters of rules."""
     if not (math.isfinite(value) and low <= value <= high):

@@ -146,7 +146,7 @@ async def _serve(config: Config) -> None:
             make_policy(
                 config.scheduling.policy, config.scheduling.policy_parameters, config.scheduling.seed
             ),
-            Objectives(config.scheduling.objectives.ttft_s, config.scheduling.objectives.tbt_s),
+            Objectives(**config.scheduling.objectives.model_dump()),
             SuspensionPolicy(config.scheduling.suspend_after_failures, config.scheduling.suspend_s),
             aliases={alias: model.name for model in config.models for alias in model.aliases},
             calibrations=saved_calibrations(store),

@@ -1,6 +1,7 @@
 """The cost model: every estimate of the scheduler, in seconds, comes from here."""
 
 from conductor.costs.calibration import Calibration, dump_calibrations, load_calibrations
+from conductor.costs.exposure import Exposure
 from conductor.costs.instance_class import Floats, InstanceClass, Ints, Speed
 from conductor.costs.tables import ClusterTables
 from conductor.costs.topology import DEFAULT_LINKS, Distance, Topology
@@ -10,6 +11,7 @@ __all__ = [
     "Calibration",
     "ClusterTables",
     "Distance",
+    "Exposure",
     "Floats",
     "InstanceClass",
     "Ints",

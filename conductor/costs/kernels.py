@@ -33,10 +33,9 @@ Tokens = NDArray[np.int32]
 TIERS: Final = t.TIER_LATENCY_S - t.TIER_S_PER_BYTE
 SOURCES: Final = 4  # peers that a plan may fetch from, the longest prefixes of different racks
 
-# What a second of prefill costs others: whoever comes next anywhere, the decodes it interrupts (a share of them,
-# for chunks leave gaps), and those who will queue behind it, for whom the queue now stands in.
+# What a second of prefill costs others: whoever comes next anywhere, and those who will queue behind it, for whom
+# the queue now stands in.
 WORK_WEIGHT: Final = 0.1
-DECODE_DELAY_WEIGHT: Final = 0.15
 QUEUE_DELAY_WEIGHT: Final = 0.5
 
 # ---- rows of the estimates in seconds ----
@@ -47,7 +46,8 @@ TBT_S: Final = 3
 WAIT_S: Final = 4  # until the KV of the request fits, were it decoded here
 INFLICTED_S: Final = 5
 KV_S_PER_TOKEN: Final = 6  # receiving it, over a link as wide as any
-SECONDS_ROWS: Final = 7
+HARM: Final = 7  # requests aboard that the prefill would make miss their TBT objective; no seconds
+SECONDS_ROWS: Final = 8
 
 # ---- rows of the plans ----
 PLAN_TOKENS: Final = 0
@@ -175,6 +175,18 @@ def find_sources(held: Tokens, rows: Ints, ranks: Ints, loads: Floats, tokens: I
 
 
 @_kernel
+def _harm(loads: Floats, row: int, prefill_s: float) -> float:
+    """Requests aboard that would miss their TBT objective because of a prefill, between those told in the table."""
+    before_s, before = 0.0, 0.0
+    for k in range(len(t.HARM_AT_S)):
+        at_s, harm = t.HARM_AT_S[k], loads[row, t.HARM + k]
+        if prefill_s < at_s:
+            return float(before + (harm - before) * (prefill_s - before_s) / (at_s - before_s))
+        before_s, before = at_s, harm
+    return float(before)
+
+
+@_kernel
 def estimate(
     rows: Ints,
     loads: Floats,
@@ -185,6 +197,7 @@ def estimate(
     now_s: float,
     prompt_tokens: int,
     output_tokens: int,
+    tbt_objective_s: float,
     any_fetches: bool,
     seconds: Floats,
     plans: Ints,
@@ -201,7 +214,7 @@ def estimate(
     begin_tokens, begin_fetch_s = np.zeros(TIERS), np.zeros(TIERS)  # where a fetch from a peer may begin
     queues, prefills, fetches = seconds[QUEUE_S], seconds[PREFILL_S], seconds[FETCH_S]
     steps, waits, inflicted = seconds[TBT_S], seconds[WAIT_S], seconds[INFLICTED_S]
-    kv_s_per_token = seconds[KV_S_PER_TOKEN]
+    kv_s_per_token, harms = seconds[KV_S_PER_TOKEN], seconds[HARM]
     plan_tokens, plan_local, plan_peer = plans[PLAN_TOKENS], plans[PLAN_LOCAL], plans[PLAN_PEER]
     placed = plans[PLACED]
     # The terms of one class, read again only when the class changes: the stores below might alias the tables.
@@ -310,9 +323,11 @@ def estimate(
         fetches[i] = best_fetch_s
         steps[i] = tbt_s
         waits[i] = wait_s
-        inflicted[i] = own_s * (
-            WORK_WEIGHT + DECODE_DELAY_WEIGHT * decodes + QUEUE_DELAY_WEIGHT * loads[row, t.PENDING_PREFILLS]
-        )
+        inflicted[i] = own_s * (WORK_WEIGHT + QUEUE_DELAY_WEIGHT * loads[row, t.PENDING_PREFILLS])
+        harms[i] = 0.0
+        # A step that is no longer than the objective itself is no long gap.
+        if decodes > 0.0 and (loads[row, t.PENDING_PREFILLS] > 0.0 or own_s + tbt_s > tbt_objective_s):
+            harms[i] = _harm(loads, row, own_s)
         plan_tokens[i] = int(best_tokens)
         plan_local[i] = int(best_local)
         plan_peer[i] = best_peer

@@ -35,10 +35,12 @@ CONTEXT_TOKENS: Final = 7  # prompts and answers as predicted, of the active dec
 TRANSFERS_IN: Final = 8
 TRANSFERS_OUT: Final = 9
 PLACEMENTS: Final = 10
-REPORTED_RUNNING: Final = 11  # by the engine; -1 unknown
-REPORTED_WAITING: Final = 12
-REPORTED_USAGE: Final = 13
-LOAD_COLUMNS: Final = 14
+HARM: Final = 11  # requests aboard that would miss their TBT objective by a prefill of HARM_AT_S[0], [1], ...
+HARM_AT_S: Final = (0.05, 0.2, 0.8, 3.2)
+REPORTED_RUNNING: Final = HARM + len(HARM_AT_S)  # by the engine; -1 unknown
+REPORTED_WAITING: Final = REPORTED_RUNNING + 1
+REPORTED_USAGE: Final = REPORTED_RUNNING + 2
+LOAD_COLUMNS: Final = REPORTED_RUNNING + 3
 
 # ---- columns of the rank table (int64) ----
 CLASS: Final = 0

@@ -193,6 +193,11 @@ class Candidates(Protocol):
         ...
 
     @property
+    def harm(self) -> Floats:
+        """Requests aboard that a prefill here would make miss their TBT objective, as expected."""
+        ...
+
+    @property
     def pending_prefills(self) -> Ints:
         """Placed and not ended."""
         ...

@@ -12,9 +12,11 @@ from conductor.policies.slo_kernel import choose
 
 
 class Slo:
-    """Minimise TTFT as a fraction of its objective, TBT as the square of its, and the delay inflicted on others.
+    """Minimise the objectives missed, by this request and by those aboard, and beside them TTFT, TBT and delay.
 
-    A missed TTFT objective counts above all. Prefix plan, queue, interference, hand-off over the link between the
+    A missed objective, this request's TTFT or another's TBT, counts 1, and what may be missed by its chance. TTFT
+    counts as a fraction of its objective, TBT as the square of its, the delay inflicted on others as a fraction of
+    the TTFT objective. Prefix plan, queue, interference, hand-off over the link between the
     two ranks and decode step are those of `Candidates`; prefill and decode rank are chosen together. A decode
     rank that would compute at most ``decode_prefill_tokens`` may prefill itself, which saves the hand-off
     (conditional disaggregation); 0 forbids it.
@@ -43,6 +45,7 @@ class Slo:
             c.queue_s,
             c.prefill_s,
             c.inflicted_s,
+            c.harm,
             c.wait_s,
             c.tbt_s,
             c.kv_s_per_token,

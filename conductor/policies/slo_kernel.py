@@ -15,22 +15,26 @@ from conductor.policies.candidates import Flags, Tokens
 
 _DIRECTORY = cache_directory(Path(__file__), Path(topology.__file__), Path(tables.__file__))
 
-# A placement that misses its TTFT objective loses to every placement that meets it. TBT has no such edge: past
-# saturation every decode rank is near it, and requests crossing it back and forth make everybody late.
-_MISSED: Final = 1e3
+# A predicted TTFT of 0.8 of its objective is taken to meet it, one of 1.2 to miss it, and between them the chance
+# rises evenly.
+_SURE: Final = 0.8
+_UNSURE: Final = 0.4
 _SAME: Final = 1e-12  # scores closer than this are equal, and go to the rank placed on least
 _FEW: Final = 4  # prefill ranks that are paired with every decode rank, where links differ
 
 
 def _score(
-    ttft_s: float, tbt_s: float, inflicted_s: float, ttft_objective_s: float, tbt_objective_s: float
+    ttft_s: float,
+    tbt_s: float,
+    inflicted_s: float,
+    harm: float,
+    ttft_objective_s: float,
+    tbt_objective_s: float,
 ) -> float:
     ttft, tbt = ttft_s / ttft_objective_s, tbt_s / tbt_objective_s
+    missed = min(max((ttft - _SURE) / _UNSURE, 0.0), 1.0) + harm  # objectives, this request's and others'
     # Every second of TTFT is felt; of TBT, what is far below the objective hardly is.
-    score = ttft + tbt * tbt + inflicted_s / ttft_objective_s
-    if ttft > 1.0:
-        score += _MISSED
-    return float(score)
+    return float(missed + ttft + tbt * tbt + inflicted_s / ttft_objective_s)
 
 
 _score = cached_njit(_score, _DIRECTORY)
@@ -48,6 +52,7 @@ def choose(
     queue_s: Floats,
     prefill_s: Floats,
     inflicted_s: Floats,
+    harm: Floats,
     wait_s: Floats,
     tbt_s: Floats,
     kv_s_per_token: Floats,
@@ -79,13 +84,13 @@ def choose(
             continue
         start_s = queue_s[i] + prefill_s[i]
         if role == MIXED or (role == DECODE and prompt_tokens - plan_tokens[i] <= decode_prefill_tokens):
-            score = _score(start_s + wait_s[i], tbt_s[i], inflicted_s[i], ttft_objective_s, tbt_objective_s)
+            score = _score(
+                start_s + wait_s[i], tbt_s[i], inflicted_s[i], harm[i], ttft_objective_s, tbt_objective_s
+            )
             if score < best - _SAME or (score <= best + _SAME and placements[i] < placements[best_prefill]):
                 best, best_prefill, best_decode = score, i, i
         if role == PREFILL and decodes >> protocol[i] & 1:
-            key = start_s + inflicted_s[i]
-            if start_s > ttft_objective_s:
-                key += _MISSED * ttft_objective_s
+            key = _score(start_s, 0.0, inflicted_s[i], harm[i], ttft_objective_s, tbt_objective_s)
             at = _FEW
             while at > 0 and (
                 key < few_key[at - 1] - _SAME
@@ -103,7 +108,7 @@ def choose(
             break
         start_s = queue_s[i] + prefill_s[i]
         then = least if protocol[i] == protocol[few[0]] else 0.0
-        if _score(start_s, 0.0, inflicted_s[i], ttft_objective_s, tbt_objective_s) + then > best:
+        if few_key[k] + then > best:
             continue
         first, least_here = k == 0, np.inf
         for j in range(size):
@@ -132,6 +137,7 @@ def choose(
                 start_s + max(hand_off_s, wait_s[j]),
                 tbt_s[j],
                 inflicted_s[i],
+                harm[i],
                 ttft_objective_s,
                 tbt_objective_s,
             )

@@ -35,6 +35,7 @@ _FLOATS = (
     "prefill_s",
     "hand_off_s",
     "inflicted_s",
+    "harm",
     "kv_usage",
     "wait_s",
 )
@@ -76,6 +77,7 @@ class HandMade(Candidates):
     tbt_s: Floats = field()
     wait_s: Floats = field()
     inflicted_s: Floats = field()
+    harm: Floats = field()
     pending_prefills: Ints = field()
     pending_tokens: Ints = field()
     active_decodes: Ints = field()

@@ -211,6 +211,30 @@ def test_a_prompt_too_long_for_its_objective_is_served_when_it_need_hardly_wait(
     assert "this prompt takes 4.00 s without any queue" in rejection.reason
 
 
+def test_predicted_serves_nobody_who_costs_more_than_is_gained() -> None:
+    rule, whole = make_rule("predicted"), Choice(0, 0)
+    mild = make_candidates("m", prefill_s=[0.4], harm=[0.8], tbt_s=[0.02])
+    assert judge(rule, mild, whole) is None
+    severe = make_candidates("m", prefill_s=[0.4], harm=[2.3], tbt_s=[0.02])
+    assert judge(make_rule("early"), severe, whole) is None
+    rejection = judge(rule, severe, whole)
+    assert rejection is not None
+    assert rejection.stage == "decode"
+    assert rejection.load == pytest.approx(2.3)
+    assert "2.3 answers under way would be slowed down beyond 50 ms" in rejection.reason
+    assert 2.0 <= rejection.retry_after_s <= 2.0 * 1.25, "as long as an answer of 100 tokens takes"
+    assert judge(rule, mild, whole, priority=-1) is not None
+    assert judge(rule, severe, whole, priority=8) is None
+
+
+def test_a_prompt_too_long_for_its_objective_must_not_harm_others() -> None:
+    rule, whole = make_rule("predicted"), Choice(0, 0)
+    assert judge(rule, make_candidates("m", prefill_s=[4.0], harm=[0.05]), whole) is None
+    rejection = judge(rule, make_candidates("m", prefill_s=[4.0], harm=[0.5]), whole)
+    assert rejection is not None
+    assert rejection.load == pytest.approx(5.0)
+
+
 def test_priority_raises_the_limit() -> None:
     candidates = make_candidates("pd", prefill_s=[0.2, 0.0], queue_s=[1.2, 0.0])
     rule = make_rule("predicted", {"limit": 1.1, "priority_step": 0.25})

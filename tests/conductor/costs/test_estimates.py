@@ -12,6 +12,7 @@ from cache_index import CacheIndex, Tier
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Cluster, EngineFacts, PendingPrefill, ReportedLoad, ServedModel, make_instance
 from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed
+from conductor.costs import tables as t
 from conductor.estimates import Estimator
 from conductor.placement import PlacementRequest, Role
 from conductor.policies import Candidates
@@ -236,16 +237,44 @@ def test_what_does_not_fit_waits_for_decodes_to_end() -> None:
     assert not estimate(cluster, 16_000).fits[0]
 
 
-def test_inflicted_delay_counts_those_aboard_and_those_behind() -> None:
+def test_inflicted_delay_counts_whoever_comes_next_and_those_behind() -> None:
     cluster = make_cluster()
     idle = estimate(cluster)
     assert idle.inflicted_s[0] == pytest.approx(0.1 * idle.prefill_s[0])
     rank = cluster["i0"].ranks[0]
-    rank.add_decode("a", 10)
     rank.add_prefill("b", PendingPrefill(0.1, 16, observed=True), 0.0)
     cluster.write(rank)
     c = estimate(cluster)
-    assert c.inflicted_s[0] == pytest.approx(c.prefill_s[0] * (0.1 + 0.15 + 0.5))
+    assert c.inflicted_s[0] == pytest.approx(c.prefill_s[0] * (0.1 + 0.5))
+
+
+def test_harm_is_read_off_between_the_prefills_it_was_told_for() -> None:
+    cluster = make_cluster()
+    rank = cluster["i0"].ranks[0]
+    rank.add_decode("a", 10)
+    rank.exposure.placed("a", 0.0, 100, 0.05, long=False)
+    cluster.write(rank)
+    cluster.expose(rank, 0.1, 0.0)
+    load = cluster.tables.loads[rank.row]
+    for prompt_tokens in (8000, 20_000, 100_000):
+        c = estimate(cluster, prompt_tokens)
+        told = np.interp(c.prefill_s[0], [0.0, *t.HARM_AT_S], [0.0, *load[t.HARM : t.REPORTED_RUNNING]])
+        assert 0.0 < c.harm[0] == pytest.approx(told)
+
+
+def test_a_step_within_the_objective_harms_nobody() -> None:
+    cluster = make_cluster()
+    rank = cluster["i0"].ranks[0]
+    rank.add_decode("a", 10)
+    rank.exposure.placed("a", 0.0, 100, 0.05, long=False)
+    cluster.write(rank)
+    cluster.expose(rank, 0.1, 0.0)
+    short = estimate(cluster, 1000)
+    assert short.prefill_s[0] + short.tbt_s[0] < 0.05
+    assert short.harm[0] == 0.0
+    rank.add_prefill("b", PendingPrefill(0.1, 16, observed=True), 0.0)
+    cluster.write(rank)
+    assert estimate(cluster, 1000).harm[0] > 0.0, "behind another it shares a step with that one"
 
 
 def test_gauges_of_the_engine_are_passed_on() -> None:

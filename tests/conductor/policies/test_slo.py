@@ -28,7 +28,7 @@ def test_slo_weighs_hand_off_against_batch() -> None:
 
 
 def test_slo_prefers_meeting_both_objectives() -> None:
-    c = _candidates("pdd", overlap_tokens=[0, 992, 0], tbt_s=[0, 0.051, 0.010], kv_s_per_token=[9e-4] * 3)
+    c = _candidates("pdd", overlap_tokens=[0, 992, 0], tbt_s=[0, 0.051, 0.010], kv_s_per_token=[7e-4] * 3)
     assert Slo(decode_prefill_tokens=0).choose(c) == Choice(0, 2)
 
 
@@ -42,6 +42,18 @@ def test_slo_compares_whole_and_pair() -> None:
 def test_slo_charges_the_delay_inflicted_on_others() -> None:
     c = _candidates("mm", prefill_s=[0.2, 0.25], inflicted_s=[0.3, 0.0])
     assert make_policy("slo").choose(c) == Choice(1, 1)
+
+
+def test_slo_spares_those_aboard_and_prefers_a_rank_where_nobody_can_be_harmed() -> None:
+    c = _candidates("mm", prefill_s=[0.2, 0.2], queue_s=[0.0, 0.5], harm=[0.8, 0.0])
+    assert make_policy("slo").choose(c) == Choice(1, 1)
+    c = _candidates("mm", prefill_s=[0.2, 0.2], queue_s=[0.0, 0.5], harm=[0.4, 0.0])
+    assert make_policy("slo").choose(c) == Choice(0, 0)
+
+
+def test_slo_would_rather_harm_one_request_than_be_late_itself_and_slow() -> None:
+    c = _candidates("mm", queue_s=[0.0, 1.3], prefill_s=[0.2, 0.2], harm=[1.2, 0.0])
+    assert make_policy("slo").choose(c) == Choice(0, 0)
 
 
 def test_slo_lets_a_decode_rank_prefill_a_short_tail_itself() -> None:
@@ -104,7 +116,8 @@ def _score(c: Candidates, prefill: int, decode: int) -> float:
     ttft = (start_s + then_s) / c.ttft_objective_s
     tbt = float(c.tbt_s[decode]) / c.tbt_objective_s
     inflicted = float(c.inflicted_s[prefill]) / c.ttft_objective_s
-    return ttft + tbt * tbt + inflicted + 1e3 * int(ttft > 1.0)
+    missed = min(max((ttft - 0.8) / 0.4, 0.0), 1.0) + float(c.harm[prefill])
+    return missed + ttft + tbt * tbt + inflicted
 
 
 @settings(max_examples=200, deadline=None)
@@ -122,6 +135,7 @@ def test_slo_finds_the_best_of_all_pairs(data: st.DataObject) -> None:
         queue_s=column(st.floats(0, 2)),
         prefill_s=column(st.floats(0, 2)),
         inflicted_s=column(st.floats(0, 2)),
+        harm=column(st.floats(0, 2)),
         wait_s=column(st.floats(0, 1)),
         tbt_s=column(st.floats(0, 0.1)),
         kv_s_per_token=column(st.floats(1e-6, 1e-3)),

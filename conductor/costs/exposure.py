@@ -1,0 +1,130 @@
+"""What a prefill would do to the requests aboard a rank: how many of them would miss their TBT objective.
+
+A step that carries prompt chunks is a long gap for every request that decodes there. TBT is the mean of the longest
+``tbt_share`` of a request's gaps, so an answer of ``n`` tokens bears ``tbt_share * n * (objective - step)`` seconds
+of prefill beside it. How long it will be is not known. Lengths being about geometric, an answer that has ``age``
+tokens by now, and is to reach ``needed`` before it has room for what it bears, does so with the probability
+``exp(-(needed - age) / mean)``. The requests placed on a rank are prefilled in order, so what each has to bear is
+what was placed there after it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from cache_index.kernel_cache import cache_directory, cached_njit
+from conductor.costs import tables as t
+from conductor.costs.instance_class import Floats
+
+_DIRECTORY = cache_directory(Path(__file__), Path(t.__file__))
+
+_FIRST_SLOTS: Final = 8
+# ---- columns of a slot ----
+_PLACED_S: Final = 0  # prefill placed on the rank when its own had been
+_LONG_S: Final = 1  # of that, what made gaps longer than its objective
+_BEGAN_S: Final = 2  # its first token; infinity before
+_MEAN_TOKENS: Final = 3  # of the answer, as predicted
+_OBJECTIVE_S: Final = 4  # for its TBT
+_COLUMNS: Final = 5
+
+
+class Exposure:
+    """The requests that decode on one rank, or will. Ids that are not known (any more) are ignored."""
+
+    __slots__ = ("_ids", "_long_s", "_placed_s", "_slots", "_table")
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._slots: dict[str, int] = {}
+        self._table = np.zeros((_FIRST_SLOTS, _COLUMNS))
+        self._placed_s = 0.0  # prefill ever placed here, as predicted
+        self._long_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def placed(
+        self, placement_id: str, prefill_s: float, output_tokens: int, tbt_objective_s: float, *, long: bool
+    ) -> None:
+        """A request is to decode here, after ``prefill_s`` of prefill here; 0 if it prefills elsewhere.
+
+        ``long`` if steps that carry this prefill last longer than the TBT objective.
+        """
+        self._placed_s += prefill_s
+        self._long_s += prefill_s if long else 0.0
+        slot = self._slots[placement_id] = len(self._ids)
+        self._ids.append(placement_id)
+        if slot == len(self._table):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        self._table[slot] = self._placed_s, self._long_s, np.inf, output_tokens, tbt_objective_s
+
+    def began(self, placement_id: str, queue_s: float, now_s: float) -> None:
+        """Its first token is out; ``queue_s`` of prefills are waiting or running here."""
+        slot = self._slots.get(placement_id)
+        if slot is not None:
+            self._table[slot, _PLACED_S] = self._placed_s - queue_s
+            self._table[slot, _BEGAN_S] = now_s
+
+    def ended(self, placement_id: str, queue_s: float) -> float:
+        """It is over; returns how many seconds of prefill ran beside its decode, as predicted."""
+        slot = self._slots.pop(placement_id, None)
+        if slot is None:
+            return 0.0
+        borne_s = self._placed_s - queue_s - float(self._table[slot, _PLACED_S])
+        last = self._ids.pop()
+        if last != placement_id:
+            self._ids[slot] = last
+            self._slots[last] = slot
+            self._table[slot] = self._table[len(self._ids)]
+        return max(borne_s, 0.0)
+
+    def write(self, load: Floats, speeds: Floats, queue_s: float, tbt_share: float, now_s: float) -> None:
+        """Write the columns HARM of the rank's row of the load table, from the others of it.
+
+        ``speeds`` is the row of its class, ``queue_s`` what its prefills still take.
+        """
+        _expose(
+            self._table, len(self._ids), self._placed_s, self._long_s, queue_s, tbt_share, now_s, speeds, load
+        )
+
+
+def _expose(
+    table: Floats,
+    count: int,
+    placed_s: float,
+    long_s: float,
+    queue_s: float,
+    tbt_share: float,
+    now_s: float,
+    speeds: Floats,
+    load: Floats,
+) -> None:
+    step_s = speeds[t.DECODE_SCALE] * (
+        speeds[t.DECODE_BASE_S]
+        + speeds[t.DECODE_S_PER_SEQUENCE] * load[t.ACTIVE_DECODES]
+        + speeds[t.DECODE_S_PER_CONTEXT] * load[t.CONTEXT_TOKENS]
+    )
+    harm = np.zeros(len(t.HARM_AT_S))
+    for slot in range(count):
+        spare_s = tbt_share * (table[slot, _OBJECTIVE_S] - step_s)  # prefill that each token makes bearable
+        if spare_s <= 0.0:
+            continue
+        borne_s = placed_s - table[slot, _PLACED_S]
+        age = 0.0
+        if table[slot, _BEGAN_S] < now_s:
+            age = max(now_s - table[slot, _BEGAN_S] - max(borne_s - queue_s, 0.0), 0.0) / step_s
+        mean = table[slot, _MEAN_TOKENS]
+        lacking = (long_s - table[slot, _LONG_S]) / spare_s - age
+        hope = math.exp(-max(lacking, 0.0) / mean)
+        for k in range(len(t.HARM_AT_S)):
+            then = lacking + t.HARM_AT_S[k] / spare_s
+            if then > 0.0:
+                harm[k] += hope - math.exp(-then / mean)
+    load[t.HARM : t.REPORTED_RUNNING] = harm
+
+
+_expose = cached_njit(_expose, _DIRECTORY)
