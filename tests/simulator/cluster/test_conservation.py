@@ -101,7 +101,7 @@ def times_s(result: RequestResult) -> np.ndarray:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1 << 32),
     count=st.integers(1, 30),

@@ -110,18 +110,28 @@ def test_no_more_requests_than_a_batch_holds() -> None:
 
 
 def test_a_preempted_request_is_computed_again_and_that_is_a_gap() -> None:
-    # Both fit with their prompts, and there is room for 32 tokens of their answers.
-    seen = ended(mixed(capacity=1_056), [request(0, 0.0, 512, 30), request(1, 0.0, 512, 30)])
+    even = replace(  # 1 ms for a token of a prompt, and for a step without
+        LLAMA_8B_H100,
+        prefill_s_per_token=1e-3,
+        prefill_s_per_token_squared=0.0,
+        prefill_base_s=0.0,
+        prefill_s_per_cached_token=0.0,
+        decode_base_s=1e-3,
+        decode_s_per_sequence=0.0,
+        decode_s_per_context_token=0.0,
+    )
+    # With both prompts of 160 tokens, and the first token of each, 78 are left: 39 steps.
+    cluster = ClusterSpec((InstanceSpec("m0", Role.MIXED, even, 400),))
+    seen = ended(cluster, [request(number, 0.0, 160, 60) for number in range(2)])
     assert (seen[0].preemptions, seen[1].preemptions) == (0, 1)
-    assert seen[0].end_s < seen[1].end_s
-    # It has said 16 tokens; its 496 cached tokens were evicted or not, it waits for the end of the other.
-    resumed_s = LLAMA_8B_H100.prefill_s(512 + 16, np.array([0]))[0]
-    gap_s = seen[0].end_s - seen[1].first_s
-    gaps = 29
-    assert seen[1].itl_s == pytest.approx((seen[1].end_s - seen[1].first_s) / gaps)
-    assert seen[1].tbt_s * 3 > gap_s / 2, "the longest three of 29 gaps hold the pause"
-    assert seen[1].end_s > seen[0].end_s + LLAMA_8B_H100.decode_base_s
-    assert seen[1].end_s < seen[0].end_s + resumed_s + 14 * DECODE_STEP_S(np.array(1), np.array(542))
+    # The second has said 40 tokens, and waits until the first has said the 20 that it lacks. Of its 200 tokens
+    # 144 are cached still: all blocks but that of the last token of its prompt.
+    paused_s = 0.32 + 0.039
+    assert seen[0].end_s == pytest.approx(paused_s + 0.02)
+    assert seen[1].end_s == pytest.approx(paused_s + 0.02 + 0.056 + 0.019)
+    assert seen[1].itl_s == pytest.approx((seen[1].end_s - 0.32) / 59)
+    assert seen[1].tbt_s == pytest.approx((0.02 + 0.056 + 5 * 0.001) / 6)  # the longest 6 of 59 gaps
+    assert seen[1].cached_tokens == 0
 
 
 def test_a_decode_engine_says_the_first_token_after_one_step() -> None:

@@ -120,7 +120,7 @@ def test_an_instance_dies_with_its_own_tiers_and_not_with_a_pool() -> None:
     assert drive.engines.cached_tokens.tolist() == [0, 0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 40))
 def test_whatever_is_given_up_and_dies_the_rest_goes_on(seed: int, count: int) -> None:
     rng = default_rng(seed)
