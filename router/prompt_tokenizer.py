@@ -108,7 +108,9 @@ class PromptTokenizer:
     def _rendered(self, document: dict[str, Any]) -> str:
         if self._chat_template is None:
             raise TokenizationError("the tokenizer has no chat template")
-        if document.get("chat_template") or (document.get("chat_template_kwargs") or {}).get("chat_template"):
+        arguments = document.get("chat_template_kwargs")
+        brought = arguments.get("chat_template") if isinstance(arguments, dict) else None
+        if document.get("chat_template") or brought:
             raise TokenizationError("the request brings its own chat template")
         return self._chat_template.render(document)
 

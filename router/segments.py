@@ -80,7 +80,7 @@ def segmentation_of(tokenizer: Tokenizer, encode: Callable[[str], Tokens]) -> Se
     added, boundaries = max(choices, key=lambda choice: len(choice[1]))
     if not boundaries:
         raise IndivisibleError("it has no added tokens that are matched wherever they stand")
-    ids = np.array(sorted({tokenizer.token_to_id(content) for content in boundaries}), np.uint32)
+    ids = np.array([tokenizer.token_to_id(content) for content in boundaries], np.uint32)
     segmentation = Segmentation(re.compile(_alternatives(added)), frozenset(boundaries), ids)
     _probe(segmentation, boundaries, encode)
     return segmentation

@@ -83,9 +83,11 @@ def test_chat_template_is_rendered_as_engines_do() -> None:
     assert rendered(add_generation_prompt=False) == "<|im_start|>user\nthe fox<|im_end|>\n"
     assert rendered(chat_template_kwargs={"thinking": False}).endswith("assistant\n<think></think>")
     tool = {"type": "function", "function": {"name": "weather", "description": "<é>"}}
-    shown = '{"type": "function", "function": {"name": "weather", "description": "<é>"}}'
+    shown = '{"type": "function", "function": {"name": "weather", "description": "<é>", "parameters": null}}'
     assert rendered(tools=[tool]).startswith(f"<|im_start|>system\nTools:\n{shown}<|im_end|>\n")
-    assert "Tools" not in rendered(tools=[tool], tool_choice="none")
+    assert rendered(tools=[tool], tool_choice="none") == rendered(tools=[tool])
+    mixed = {"function": {"strict": True, "description": "<é>", "name": "weather"}, "type": "function"}
+    assert shown.replace("null", 'null, "strict": true') in rendered(tools=[mixed])
 
 
 def test_messages_are_prepared_as_vllm_does() -> None:
@@ -104,12 +106,59 @@ def test_messages_are_prepared_as_vllm_does() -> None:
     )
     assert rendered(openai_style, messages=[{"role": "user", "content": parts}]) == "[one][two]"
     assert rendered(openai_style) == "[the fox]"
+    several = [{"type": "refusal", "refusal": "no"}, "plain", {"type": "text", "text": None}]
+    assert "user\nno\nplain<" in rendered(messages=[{"role": "user", "content": several}])
+    fields = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    said = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": [], "reasoning_content": "r"}
+    assert rendered(fields, messages=[said]) == (
+        '{"role": "assistant", "content": "x", "reasoning": "r", "reasoning_content": "r"}'
+    )
+    answer = {"role": "tool", "content": "x", "tool_call_id": "1", "name": "weather", "other": 1}
+    assert rendered(fields, messages=[answer]) == (
+        '{"role": "tool", "content": "x", "tool_call_id": "1", "name": "weather"}'
+    )
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "unheard_of", None])
+def test_other_parts_than_text_are_left_to_the_engine(kind: str | None) -> None:
+    part = {"type": kind, str(kind): {"url": "data:,"}}
+    with pytest.raises(TokenizationError, match=f"{kind!r} is not text"):
+        rendered(messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, part]}])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"messages": [{"role": "user", "content": 5}]},
+        {"tools": ["weather"]},
+        {"tools": 5},
+        {"chat_template_kwargs": [1]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": 7}]},
+        {"messages": [{"role": "user", "content": []}], "continue_final_message": True},
+    ],
+)
+def test_odd_requests_cannot_be_rendered(odd: dict[str, Any]) -> None:
+    parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    with pytest.raises(TokenizationError):
+        rendered(parts, **odd)
 
 
 def test_final_message_is_continued() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "so far "}]
     text = rendered(messages=messages, continue_final_message=True)
-    assert text.endswith("<|im_start|>assistant\nso far")
+    assert text.endswith("<|im_start|>assistant\nso far ")
+    trimming = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+    assert rendered(trimming, messages=messages, continue_final_message=True) == "[a][so far"
+    messages[1]["content"] = ""
+    assert rendered(messages=messages, continue_final_message=True).endswith("<|im_start|>assistant\n")
+    messages[1]["content"] = "a"  # shown again behind itself
+    text = rendered(
+        "{{ messages[1].content }}b{{ messages[0].content }}", messages=messages, continue_final_message=True
+    )
+    assert text == "a"
+    with pytest.raises(TokenizationError, match="as it is"):
+        rendered("{{ messages[0].content }}", messages=messages, continue_final_message=True)
 
 
 def test_template_functions() -> None:

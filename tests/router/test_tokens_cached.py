@@ -47,7 +47,7 @@ def as_llama_3() -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    names = ["<|begin_of_text|>", "<|im_start|>", "<|im_end|>", "<|im_end|>x", "<think>"]
+    names = ["<|begin_of_text|>", "<|im_start|>", "<|im_end|>", "<|im_end|>x", "<|im_end|><think>", "<think>"]
     trained(tokenizer, special(*names), byte_level=True)
     bos = ("<|begin_of_text|>", tokenizer.token_to_id("<|begin_of_text|>"))
     template = processors.TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
@@ -185,3 +185,75 @@ def test_any_added_tokens(added: list[tuple[str, dict[str, bool]]], prompts: lis
             assert type(error).__name__ == "PanicException"  # tokenizers fails where space is taken twice
             continue
         assert cached.encode(text, add_special_tokens=False).tolist() == expected
+
+
+class Untouched:
+    """A pre-tokenizer written in Python."""
+
+    def pre_tokenize(self, text: object) -> None:
+        pass
+
+
+def in_python(tokenizer: Tokenizer) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Untouched())
+
+
+def at_random(tokenizer: Tokenizer) -> None:
+    tokenizer.model.dropout = 0.5
+
+
+def truncating(tokenizer: Tokenizer) -> None:
+    tokenizer.enable_truncation(8)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(in_python, "written in Python"), (at_random, "random"), (truncating, "truncates")],
+)
+def test_what_cannot_be_put_together_is_not_cached(change: Callable[[Tokenizer], None], reason: str) -> None:
+    tokenizer = as_llama_3()
+    change(tokenizer)
+    state = PromptTokenizer(tokenizer).cache_state()
+    assert state.off is not None and reason in state.off
+
+
+def test_without_usable_added_tokens_nothing_is_cached() -> None:
+    plain = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    for flags in ({}, {"normalized": True}, {"lstrip": True}, {"single_word": True}):
+        if flags:
+            plain.add_special_tokens([AddedToken("<s>", **{"normalized": False, **flags})])
+        cached = PromptTokenizer(plain)
+        assert "no added tokens" in (cached.cache_state().off or "")
+        assert cached.encode("a", add_special_tokens=False).tolist() == [0]
+    assert "0 bytes" in (PromptTokenizer(as_bert(), cache_bytes=0).cache_state().off or "")
+
+
+def test_only_the_new_turn_is_tokenized() -> None:
+    cached = PromptTokenizer(as_llama_3())
+    turns = [f"<|im_start|>user\nturn {turn} the quick brown fox<|im_end|>\n" for turn in range(20)]
+    for end in range(1, len(turns) + 1):
+        before = cached.cache_state()
+        cached.encode("".join(turns[:end]), add_special_tokens=False)
+        after = cached.cache_state()
+        assert after.new_characters - before.new_characters <= len(turns[end - 1])
+        assert after.known_characters - before.known_characters >= len("".join(turns[: end - 1]))
+
+
+def test_least_recently_used_text_makes_room() -> None:
+    cached = PromptTokenizer(as_llama_3(), cache_bytes=5_000)
+
+    def new_characters(text: str) -> int:
+        before = cached.cache_state().new_characters
+        cached.encode(text, add_special_tokens=False)
+        return cached.cache_state().new_characters - before
+
+    system, turns = "<|im_start|>system", [f"<|im_start|>{turn} the lazy dog" for turn in range(50)]
+    new_characters(system)
+    for turn in turns:
+        assert new_characters(turn) == len(turn)
+        assert new_characters(system) == 0
+    assert new_characters(turns[-1]) == 0
+    assert new_characters(turns[0]) == len(turns[0])
+    longer_than_the_cache = "<|im_start|>" + "the fox " * 2_000
+    assert new_characters(longer_than_the_cache) == new_characters(longer_than_the_cache) > 0
+    assert new_characters(system) == 0
