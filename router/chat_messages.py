@@ -65,7 +65,7 @@ def template_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = {"name": None, "description": None, "parameters": None, **tool["function"]}
-    return {"type": "function", "function": None, **tool, **{"function": function}}
+    return {"type": "function", "function": None} | tool | {"function": function}
 
 
 def _text(part: Any) -> str | None:
