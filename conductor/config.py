@@ -61,6 +61,7 @@ class RoutingConfig(_Section):
     connect_timeout_s: Positive = 2.0
     prefill_timeout_s: Positive = 300.0
     first_byte_timeout_s: Positive = 300.0
+    token_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
 
 
 class ObjectivesConfig(_Section):

@@ -183,6 +183,7 @@ def _course(record: PlacementRecord, now_s: float) -> dict[str, Any]:
         **summarize(record, now_s),
         "policy": record.policy,
         "token_source": str(request.token_source),
+        "token_fallback": request.token_fallback,
         "tenant": request.tenant,
         "route": request.route,
         "session": request.session,

@@ -54,6 +54,7 @@ class PlacementRequest:
 
     ``tokens`` are the prompt's token ids (uint32, empty when ``token_source`` is ``none``);
     ``prompt_tokens`` is their number, or an estimate when they are unknown.
+    ``token_fallback`` says why they do not come from a better source.
     ``hashes`` stand for the tokens where only they are known: sequence hashes of ``hashes_block_size`` tokens.
     ``prefill_on`` fixes the prefill rank, and leaves only the decode rank to choose.
     ``excluded`` names instances that already failed this request.
@@ -70,6 +71,7 @@ class PlacementRequest:
     tokens: Tokens
     prompt_tokens: int
     token_source: TokenSource = TokenSource.LOCAL
+    token_fallback: str | None = None
     streamed: bool = True
     max_output_tokens: int | None = None
     cache_salt: str | None = None

@@ -12,7 +12,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from router.chat_messages import template_message, template_tools
 from router.errors import TokenizationError
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_MARK = "END_OF_THE_FINAL_MESSAGE "  # found again in what the template makes of it; the space shows trimming
 
 
 class _Generation(Extension):
@@ -25,10 +29,19 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+class _Environment(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As Jinja's own, which takes longer: it tries a dictionary's attributes before its keys."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -71,73 +84,47 @@ class ChatTemplate:
 
     def render(self, document: dict[str, Any]) -> str:
         """The prompt text of a chat request. Raises TokenizationError."""
-        messages = [_prepared(message, self._keeps_parts) for message in document["messages"]]
         continued = bool(document.get("continue_final_message"))
         generation_prompt = document.get("add_generation_prompt")
-        variables: dict[str, Any] = {
-            **self._special_tokens,
-            "messages": messages,
-            "tools": document.get("tools") if document.get("tool_choice") != "none" else None,
-            "documents": document.get("documents"),
-            "add_generation_prompt": not continued if generation_prompt is None else generation_prompt,
-            **(document.get("chat_template_kwargs") or {}),
-        }
+        final = ""
         try:
+            messages = [template_message(message, self._keeps_parts) for message in document["messages"]]
+            if continued:
+                final = _mark_final(messages[-1])
+            variables: dict[str, Any] = {
+                **self._special_tokens,
+                "messages": messages,
+                "tools": template_tools(document.get("tools")),
+                "documents": document.get("documents"),
+                "add_generation_prompt": not continued if generation_prompt is None else generation_prompt,
+                **(document.get("chat_template_kwargs") or {}),
+            }
             text = self._template.render(variables)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TokenizationError(f"the chat template failed: {error}") from error
-        return _cut_after(text, messages[-1]) if continued else text
+        return _cut_at_mark(text, final) if continued else text
 
 
-def _prepared(message: dict[str, Any], keeps_parts: bool) -> dict[str, Any]:
-    """The message as vLLM gives it to templates: text parts joined, tool arguments parsed."""
-    prepared = dict(message)
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = [_text(part) for part in content]
-        prepared["content"] = (
-            [{"type": "text", "text": text} for text in texts] if keeps_parts else "\n".join(texts)
-        )
-    elif content is None:
-        prepared["content"] = [] if keeps_parts else ""
-    elif keeps_parts:
-        prepared["content"] = [{"type": "text", "text": content}]
-    calls = message.get("tool_calls")
-    if message.get("role") == "assistant" and isinstance(calls, list):
-        prepared["tool_calls"] = [_parsed_call(call) for call in calls]
-    return prepared
+def _mark_final(message: dict[str, Any]) -> str:
+    """Put the mark behind the message's last text, which is returned. Raises TokenizationError without one."""
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + _MARK
+        return content
+    if not content:
+        raise TokenizationError("continue_final_message is set, but the final message has no text")
+    text = content[-1]["text"]
+    content[-1]["text"] = text + _MARK
+    return str(text)
 
 
-def _text(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise TokenizationError(f"content part of type {kind!r} is not text")
-
-
-def _parsed_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"]) if function["arguments"] else {}
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _cut_after(text: str, message: dict[str, Any]) -> str:
-    """Leave the final message open, so that the model goes on with it."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = content[-1]["text"] if content else ""
-    final = str(content).strip()
-    at = text.rfind(final)
-    if at < 0:
+def _cut_at_mark(text: str, final: str) -> str:
+    """The prompt up to the mark, so that the model goes on with the final message."""
+    at = text.rfind(_MARK.strip())
+    if at < 0 or final.strip() not in text:
         raise TokenizationError("the chat template does not show the final message as it is")
-    return text[: at + len(final)]
+    # Without the space at the mark's end the template trims messages: then so is this one.
+    return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
 def _names_content(node: nodes.Node) -> bool:

@@ -107,6 +107,7 @@ class Delivery:
             tokens=prompt.tokens,
             prompt_tokens=prompt.prompt_tokens,
             token_source=prompt.source,
+            token_fallback=prompt.fallback,
             streamed=request.stream,
             max_output_tokens=request.max_output_tokens,
             cache_salt=request.cache_salt,

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import orjson
 
+from conductor.placement import Tokens
 from router.errors import RequestError
 
 
@@ -127,3 +128,9 @@ def first_prompt(prompt: Any) -> Any:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         return prompt[0]
     return prompt
+
+
+def truncated(tokens: Tokens, document: dict[str, Any]) -> Tokens:
+    """The last tokens of a prompt, as many as ``truncate_prompt_tokens`` lets an engine keep."""
+    kept = document.get("truncate_prompt_tokens")
+    return tokens[-kept:] if isinstance(kept, int) and 0 < kept < len(tokens) else tokens

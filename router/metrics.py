@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from conductor.placement import FailureKind, TokenSource
+from router.token_cache import TokenCacheState
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
@@ -62,6 +63,7 @@ class RouterMetrics(Collector):
         self.retries = dict.fromkeys(FailureKind, 0)
         self.token_source = dict.fromkeys(TokenSource, 0)
         self.tokenization_failures = dict.fromkeys(TokenSource, 0)
+        self.token_caches: Callable[[], Mapping[str, TokenCacheState]] = dict
         self.overlap_tokens = 0
         self.prompt_tokens = 0
         self.stream_failures = 0
@@ -104,6 +106,7 @@ class RouterMetrics(Collector):
             "source",
             self.tokenization_failures,
         )
+        yield from _token_caches(self.token_caches())
         yield from _counters(
             ("conductor_overlap_tokens", "Prompt tokens expected in the cache.", self.overlap_tokens),
             ("conductor_prompt_tokens", "Prompt tokens of placed requests.", self.prompt_tokens),
@@ -132,3 +135,23 @@ def _labelled(
 def _counters(*counters: tuple[str, str, int]) -> Iterable[Metric]:
     for name, documentation, value in counters:
         yield CounterMetricFamily(name, documentation, value)
+
+
+def _token_caches(states: Mapping[str, TokenCacheState]) -> Iterable[Metric]:
+    enabled = GaugeMetricFamily(
+        "conductor_token_cache_enabled",
+        "1 where tokens of earlier turns are kept; otherwise the label says why not.",
+        labels=("model", "off"),
+    )
+    kept = GaugeMetricFamily("conductor_token_cache_bytes", "Text and tokens kept.", labels=("model",))
+    characters = CounterMetricFamily(
+        "conductor_token_cache_characters",
+        "Characters of prompts whose tokens were known, and that were tokenized.",
+        labels=("model", "tokens"),
+    )
+    for model, state in states.items():
+        enabled.add_metric((model, state.off or ""), float(state.off is None))
+        kept.add_metric((model,), state.kept_bytes)
+        characters.add_metric((model, "known"), state.known_characters)
+        characters.add_metric((model, "new"), state.new_characters)
+    yield from (enabled, kept, characters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,44 @@ from tokenizers import Tokenizer
 from conductor.placement import Tokens
 from router.chat_template import ChatTemplate
 from router.errors import TokenizationError
-from router.inference import Endpoint, InferenceRequest, first_prompt
+from router.inference import Endpoint, InferenceRequest, first_prompt, truncated
+from router.segments import IndivisibleError, segmentation_of
+from router.token_cache import TokenCache, TokenCacheState
 
+CACHE_BYTES = 256 * 1024 * 1024  # about 1,000 conversations of 128 KB
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class PromptTokenizer:
-    """Token ids of prompts, as the engine computes them. Thread-safe."""
+    """Token ids of prompts, as the engine computes them. Thread-safe.
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None = None) -> None:
+    The tokens of up to ``cache_bytes`` of text are kept (0: none), so that a conversation's turns are tokenized
+    once. The ``tokenizer`` must not be changed afterwards.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None = None,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._cache: TokenCache | None = None
+        self._cache_off: str | None = "it may keep 0 bytes"
+        self._affixes: tuple[Tokens, Tokens] | None = None
+        if cache_bytes > 0:
+            try:
+                segmentation = segmentation_of(tokenizer, self._encode_plain)
+                self._cache = TokenCache(segmentation, self._encode_plain, cache_bytes)
+                self._cache_off = None
+                self._affixes = _affixes(self._encode)
+            except (IndivisibleError, TokenizationError) as error:
+                self._cache_off = str(error)
 
     @classmethod
-    def from_folder(cls, folder: Path | str) -> PromptTokenizer:
+    def from_folder(cls, folder: Path | str, *, cache_bytes: int = CACHE_BYTES) -> PromptTokenizer:
         """Read ``tokenizer.json`` and the template of ``tokenizer_config.json`` or ``chat_template.jinja``.
 
         Raises FileNotFoundError or ValueError when the folder does not hold a usable tokenizer.
@@ -45,17 +70,31 @@ class PromptTokenizer:
         template_path = folder / "chat_template.jinja"
         source = template_path.read_text("utf-8") if template_path.is_file() else _template_source(config)
         template = ChatTemplate(source, _special_tokens(config)) if source is not None else None
-        return cls(tokenizer, template)
+        return cls(tokenizer, template, cache_bytes=cache_bytes)
 
     def tokens(self, request: InferenceRequest) -> Tokens:
         """The prompt's token ids; of a batch, the first prompt's. Raises TokenizationError."""
+        tokens = self._tokens(request, None)
+        assert tokens is not None
+        return tokens
+
+    def tokens_if_known(self, request: InferenceRequest, most_new: int) -> Tokens | None:
+        """As :meth:`tokens`; None when more than ``most_new`` characters would have to be tokenized."""
+        return self._tokens(request, most_new)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Tokens:
+        """Raises TokenizationError."""
+        tokens = self._cached(text, add_special_tokens, None)
+        assert tokens is not None
+        return tokens
+
+    def cache_state(self) -> TokenCacheState:
+        return TokenCacheState(self._cache_off) if self._cache is None else self._cache.state()
+
+    def _tokens(self, request: InferenceRequest, most_new: int | None) -> Tokens | None:
         document = request.document
         if request.endpoint is Endpoint.CHAT:
-            if self._chat_template is None:
-                raise TokenizationError("the tokenizer has no chat template")
-            if document.get("chat_template"):
-                raise TokenizationError("the request brings its own chat template")
-            text = self._chat_template.render(document)
+            text = self._rendered(document)
         else:
             text = first_prompt(document.get("prompt"))
             if not isinstance(text, str):
@@ -63,16 +102,56 @@ class PromptTokenizer:
         special = document.get("add_special_tokens")
         if special is None:
             special = request.endpoint is Endpoint.COMPLETIONS  # a chat template writes them itself
-        tokens = self.encode(text, add_special_tokens=bool(special))
-        kept = document.get("truncate_prompt_tokens")
-        return tokens[-kept:] if isinstance(kept, int) and 0 < kept < len(tokens) else tokens
+        tokens = self._cached(text, bool(special), most_new)
+        return None if tokens is None else truncated(tokens, document)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> Tokens:
+    def _rendered(self, document: dict[str, Any]) -> str:
+        if self._chat_template is None:
+            raise TokenizationError("the tokenizer has no chat template")
+        arguments = document.get("chat_template_kwargs")
+        brought = arguments.get("chat_template") if isinstance(arguments, dict) else None
+        if document.get("chat_template") or brought:
+            raise TokenizationError("the request brings its own chat template")
+        return self._chat_template.render(document)
+
+    def _cached(self, text: str, special: bool, most_new: int | None) -> Tokens | None:
+        if self._cache is None or (special and self._affixes is None):
+            if most_new is not None and len(text) > most_new:
+                return None
+            return self._encode(text, special)
+        tokens = self._cache.tokens(text, most_new=most_new)
+        if tokens is None or not special or self._affixes is None:
+            return tokens
+        return np.concatenate((self._affixes[0], tokens, self._affixes[1]))
+
+    def _encode_plain(self, text: str) -> Tokens:
+        return self._encode(text, False)
+
+    def _encode(self, text: str, special: bool) -> Tokens:
         try:  # the batch call leaves the GIL to others and computes no character offsets
-            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except Exception as error:  # tokenizers raises plain Exception; lone surrogates: UnicodeEncodeError
+            encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
+        except (
+            BaseException
+        ) as error:  # tokenizers raises plain Exception; lone surrogates: UnicodeEncodeError
+            if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+                raise  # what panics in its Rust code is a BaseException
             raise TokenizationError(f"the tokenizer failed: {error}") from error
         return np.array(encoding.ids, dtype=np.uint32)
+
+
+def _affixes(encode: Callable[[str, bool], Tokens]) -> tuple[Tokens, Tokens] | None:
+    """What a tokenizer puts in front of a text and behind it; None when that cannot be told."""
+    found = set()
+    for text in ("a", "b c d"):
+        plain, dressed = encode(text, False).tolist(), encode(text, True).tolist()
+        places = [at for at in range(len(dressed) - len(plain) + 1) if dressed[at : at + len(plain)] == plain]
+        if len(places) != 1:
+            return None
+        found.add((tuple(dressed[: places[0]]), tuple(dressed[places[0] + len(plain) :])))
+    if len(found) != 1:
+        return None
+    before, behind = found.pop()
+    return np.array(before, np.uint32), np.array(behind, np.uint32)
 
 
 def _template_source(config: dict[str, Any]) -> str | None:

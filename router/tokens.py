@@ -17,16 +17,19 @@ import structlog
 
 from conductor.placement import Tokens, TokenSource
 from router.errors import TokenizationError
-from router.inference import Endpoint, InferenceRequest, first_prompt
+from router.inference import Endpoint, InferenceRequest, first_prompt, truncated
 
 if TYPE_CHECKING:
     from router.metrics import RouterMetrics
     from router.prompt_tokenizer import PromptTokenizer
+    from router.token_cache import TokenCacheState
 
 logger = structlog.get_logger("router")
 
 ANY_MODEL = "*"
 IN_THREAD_BYTES = 4_096  # half a millisecond of tokenization; handing over costs a tenth of that
+_KNOWN_FACTOR = 64  # finding the tokens of known text takes so much less time than tokenizing it
+_MOST_REASON_CHARACTERS = 200
 CHARS_PER_TOKEN = 4  # estimate for prompts that were not tokenized
 _THREADS = 2
 _ENGINE_FIELDS = (
@@ -45,11 +48,15 @@ NO_TOKENS: Tokens = np.empty(0, dtype=np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``prompt_tokens`` is exact, or an estimate when ``source`` is ``none``."""
+    """``prompt_tokens`` is exact, or an estimate when ``source`` is ``none``.
+
+    ``fallback`` says why no better source was used, where there is one.
+    """
 
     tokens: Tokens
     prompt_tokens: int
     source: TokenSource
+    fallback: str | None = None
 
 
 class EngineTokenizer:
@@ -81,10 +88,10 @@ class EngineTokenizer:
 
 
 class TokenService:
-    """Chooses the best source of tokens for a request.
+    """Chooses the best source of tokens for a request: the client, a local tokenizer, an engine, or none.
 
     ``tokenizers`` maps the names that clients use to tokenizers; the one under ``"*"`` serves all others.
-    Requests longer than ``in_thread_bytes`` are tokenized off the event loop.
+    More than ``in_thread_bytes`` of new text are tokenized off the event loop.
     """
 
     def __init__(
@@ -101,6 +108,8 @@ class TokenService:
         self._in_thread_bytes = in_thread_bytes
         self._threads: ThreadPoolExecutor | None = None
         self._logged: set[tuple[str, TokenSource]] = set()
+        if metrics is not None:
+            metrics.token_caches = self._cache_states
 
     def prompt_at_once(self, request: InferenceRequest) -> Prompt | None:
         """The prompt where that takes no waiting and little time; None where :meth:`prompt` must be used."""
@@ -110,36 +119,38 @@ class TokenService:
             if isinstance(given, list):
                 return self._client_tokens(request, given)
         tokenizer = self._tokenizer(request.model)
-        if tokenizer is not None:
-            if len(request.body) > self._in_thread_bytes:
-                return None
-            try:
-                return _prompt(tokenizer.tokens(request), TokenSource.LOCAL)
-            except Exception as error:  # templates are programs and may fail in any way
-                self._failed(request, TokenSource.LOCAL, error)
-        return None if self._engine is not None else _no_tokens(request)
+        if tokenizer is None:
+            return None if self._engine is not None else _no_tokens(request, _no_tokenizer(request))
+        if len(request.body) > self._in_thread_bytes * _KNOWN_FACTOR:
+            return None
+        try:
+            tokens = tokenizer.tokens_if_known(request, self._in_thread_bytes)
+        except Exception:  # met again, and counted, where the next source is tried
+            return None
+        return None if tokens is None else _prompt(tokens, TokenSource.LOCAL)
 
     async def prompt(self, request: InferenceRequest) -> Prompt:
         """The prompt from the best source that works. Never raises on account of the prompt."""
         tokenizer = self._tokenizer(request.model)
-        if tokenizer is not None and len(request.body) > self._in_thread_bytes:
+        fallback = _no_tokenizer(request)
+        if tokenizer is not None:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
             loop = asyncio.get_running_loop()
             try:
                 tokens = await loop.run_in_executor(self._threads, tokenizer.tokens, request)
                 return _prompt(tokens, TokenSource.LOCAL)
-            except Exception as error:
-                self._failed(request, TokenSource.LOCAL, error)
-        if self._engine is not None:
-            try:
-                engine_tokens = await self._engine.tokens(request)
-            except TokenizationError as error:
-                self._failed(request, TokenSource.ENGINE, error)
-            else:
-                if engine_tokens is not None:
-                    return _prompt(engine_tokens, TokenSource.ENGINE)
-        return _no_tokens(request)
+            except Exception as error:  # templates are programs and may fail in any way
+                fallback = self._failed(request, TokenSource.LOCAL, error)
+        if self._engine is None:
+            return _no_tokens(request, fallback)
+        try:
+            engine_tokens = await self._engine.tokens(request)
+        except TokenizationError as error:
+            return _no_tokens(request, f"{fallback}; {self._failed(request, TokenSource.ENGINE, error)}")
+        if engine_tokens is None:
+            return _no_tokens(request, f"{fallback}; engine: no instance serves the model")
+        return _prompt(truncated(engine_tokens, request.document), TokenSource.ENGINE, fallback)
 
     def close(self) -> None:
         if self._threads is not None:
@@ -149,14 +160,22 @@ class TokenService:
     def _tokenizer(self, model: str) -> PromptTokenizer | None:
         return self._tokenizers.get(model) or self._tokenizers.get(ANY_MODEL)
 
+    def _cache_states(self) -> dict[str, TokenCacheState]:
+        """By the first name of each tokenizer."""
+        named = {tokenizer: name for name, tokenizer in reversed(self._tokenizers.items())}
+        return {name: tokenizer.cache_state() for tokenizer, name in named.items()}
+
     def _client_tokens(self, request: InferenceRequest, token_ids: list[Any]) -> Prompt:
         try:
-            return _prompt(np.array(token_ids, dtype=np.uint32), TokenSource.CLIENT)
+            tokens = np.array(token_ids, dtype=np.uint32)
         except (ValueError, TypeError, OverflowError) as error:
-            self._failed(request, TokenSource.CLIENT, TokenizationError(f"not a list of token ids: {error}"))
-            return _no_tokens(request)
+            failure = TokenizationError(f"not a list of token ids: {error}")
+            return _no_tokens(request, self._failed(request, TokenSource.CLIENT, failure))
+        return _prompt(truncated(tokens, request.document), TokenSource.CLIENT)
 
-    def _failed(self, request: InferenceRequest, source: TokenSource, error: Exception) -> None:
+    def _failed(self, request: InferenceRequest, source: TokenSource, error: Exception) -> str:
+        """Count and log a failure; says which source failed and why."""
+        reason = str(error) or type(error).__name__
         if self._metrics is not None:
             self._metrics.tokenization_failures[source] += 1
         key = (request.model, source)
@@ -166,13 +185,18 @@ class TokenService:
                 "prompt not tokenized; further failures of this kind are only counted",
                 model=request.model,
                 source=source.value,
-                error=str(error) or type(error).__name__,
+                error=reason,
             )
+        return f"{source.value}: {reason[:_MOST_REASON_CHARACTERS]}"
 
 
-def _prompt(tokens: Tokens, source: TokenSource) -> Prompt:
-    return Prompt(tokens, len(tokens), source)
+def _prompt(tokens: Tokens, source: TokenSource, fallback: str | None = None) -> Prompt:
+    return Prompt(tokens, len(tokens), source, fallback)
 
 
-def _no_tokens(request: InferenceRequest) -> Prompt:
-    return Prompt(NO_TOKENS, max(1, len(request.body) // CHARS_PER_TOKEN), TokenSource.NONE)
+def _no_tokens(request: InferenceRequest, fallback: str) -> Prompt:
+    return Prompt(NO_TOKENS, max(1, len(request.body) // CHARS_PER_TOKEN), TokenSource.NONE, fallback)
+
+
+def _no_tokenizer(request: InferenceRequest) -> str:
+    return f"local: no tokenizer is configured for {request.model!r}"

@@ -285,7 +285,9 @@ def _make_services(
     tokenizers = {}
     for name, folder in folders.items():
         try:
-            tokenizers[name] = PromptTokenizer.from_folder(folder)
+            tokenizers[name] = PromptTokenizer.from_folder(
+                folder, cache_bytes=config.routing.token_cache_bytes
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(f"models: the tokenizer of {name!r} cannot be loaded: {error}") from None
     for model in config.models:

@@ -31,4 +31,4 @@ class PlacementTokens:
         prompt = self._tokens.prompt_at_once(request) or await self._tokens.prompt(request)
         if prompt.source is TokenSource.NONE:
             return None
-        return TokenizedPrompt(prompt.tokens, prompt.source)
+        return TokenizedPrompt(prompt.tokens, prompt.source, prompt.fallback)

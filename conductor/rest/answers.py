@@ -114,6 +114,7 @@ class Explanation(Summary):
 
     policy: str
     token_source: str
+    token_fallback: str | None
     tenant: str
     route: str
     session: str | None

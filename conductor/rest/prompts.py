@@ -130,8 +130,11 @@ class PlacementQuery(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
+    """``fallback`` says why the tokens do not come from a better source."""
+
     tokens: Tokens
     source: TokenSource
+    fallback: str | None = None
 
 
 class Tokenize(Protocol):
@@ -171,6 +174,7 @@ def placement_request(query: PlacementQuery, tokenized: TokenizedPrompt | None) 
         tokens=tokens,
         prompt_tokens=query.prompt_tokens or len(tokens),
         token_source=source,
+        token_fallback=tokenized.fallback if tokenized is not None else None,
         streamed=query.streamed,
         max_output_tokens=query.max_output_tokens,
         cache_salt=query.cache_salt,

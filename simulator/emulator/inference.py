@@ -109,7 +109,7 @@ class InferenceService:
         try:
             text = self.tokenizer.render(
                 request.messages,
-                None if request.tool_choice == "none" else request.tools,
+                request.tools,
                 add_generation_prompt=request.add_generation_prompt,
                 template_arguments=request.chat_template_kwargs,
             )

@@ -64,13 +64,19 @@ class ChatTokenizer:
         try:
             return self._template.render(
                 messages=[_plain(message) for message in messages],
-                tools=list(tools) if tools else None,
+                tools=[_tool(tool) for tool in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special,
                 **(template_arguments or {}),
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise TemplateError(f"The chat template refused the messages: {error}") from error
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """As vLLM's pydantic models write it: known fields first, null where they are missing."""
+    function = {"name": None, "description": None, "parameters": None, **tool["function"]}
+    return {"type": "function", "function": None, **tool} | {"function": function}
 
 
 def _content(token: Any) -> Any:

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tokenizers.processors import TemplateProcessing
 
 from conductor.placement import TokenSource
-from router import EngineTokenizer, PromptTokenizer, TokenService
+from router import EngineTokenizer, PromptTokenizer, RouterMetrics, TokenService
 from router.chat_template import ChatTemplate
 from router.inference import Endpoint, parse_inference
 from router.tokens import TokenizationError
@@ -83,9 +83,11 @@ def test_chat_template_is_rendered_as_engines_do() -> None:
     assert rendered(add_generation_prompt=False) == "<|im_start|>user\nthe fox<|im_end|>\n"
     assert rendered(chat_template_kwargs={"thinking": False}).endswith("assistant\n<think></think>")
     tool = {"type": "function", "function": {"name": "weather", "description": "<é>"}}
-    shown = '{"type": "function", "function": {"name": "weather", "description": "<é>"}}'
+    shown = '{"type": "function", "function": {"name": "weather", "description": "<é>", "parameters": null}}'
     assert rendered(tools=[tool]).startswith(f"<|im_start|>system\nTools:\n{shown}<|im_end|>\n")
-    assert "Tools" not in rendered(tools=[tool], tool_choice="none")
+    assert rendered(tools=[tool], tool_choice="none") == rendered(tools=[tool])
+    mixed = {"function": {"strict": True, "description": "<é>", "name": "weather"}, "type": "function"}
+    assert shown.replace("null", 'null, "strict": true') in rendered(tools=[mixed])
 
 
 def test_messages_are_prepared_as_vllm_does() -> None:
@@ -104,12 +106,59 @@ def test_messages_are_prepared_as_vllm_does() -> None:
     )
     assert rendered(openai_style, messages=[{"role": "user", "content": parts}]) == "[one][two]"
     assert rendered(openai_style) == "[the fox]"
+    several = [{"type": "refusal", "refusal": "no"}, "plain", {"type": "text", "text": None}]
+    assert "user\nno\nplain<" in rendered(messages=[{"role": "user", "content": several}])
+    fields = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    said = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": [], "reasoning_content": "r"}
+    assert rendered(fields, messages=[said]) == (
+        '{"role": "assistant", "content": "x", "reasoning": "r", "reasoning_content": "r"}'
+    )
+    answer = {"role": "tool", "content": "x", "tool_call_id": "1", "name": "weather", "other": 1}
+    assert rendered(fields, messages=[answer]) == (
+        '{"role": "tool", "content": "x", "tool_call_id": "1", "name": "weather"}'
+    )
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "unheard_of", None])
+def test_other_parts_than_text_are_left_to_the_engine(kind: str | None) -> None:
+    part = {"type": kind, str(kind): {"url": "data:,"}}
+    with pytest.raises(TokenizationError, match=f"{kind!r} is not text"):
+        rendered(messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, part]}])
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"messages": [{"role": "user", "content": 5}]},
+        {"tools": ["weather"]},
+        {"tools": 5},
+        {"chat_template_kwargs": [1]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": 7}]},
+        {"messages": [{"role": "user", "content": []}], "continue_final_message": True},
+    ],
+)
+def test_odd_requests_cannot_be_rendered(odd: dict[str, Any]) -> None:
+    parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    with pytest.raises(TokenizationError):
+        rendered(parts, **odd)
 
 
 def test_final_message_is_continued() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "so far "}]
     text = rendered(messages=messages, continue_final_message=True)
-    assert text.endswith("<|im_start|>assistant\nso far")
+    assert text.endswith("<|im_start|>assistant\nso far ")
+    trimming = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+    assert rendered(trimming, messages=messages, continue_final_message=True) == "[a][so far"
+    messages[1]["content"] = ""
+    assert rendered(messages=messages, continue_final_message=True).endswith("<|im_start|>assistant\n")
+    messages[1]["content"] = "a"  # shown again behind itself
+    text = rendered(
+        "{{ messages[1].content }}b{{ messages[0].content }}", messages=messages, continue_final_message=True
+    )
+    assert text == "a"
+    with pytest.raises(TokenizationError, match="as it is"):
+        rendered("{{ messages[0].content }}", messages=messages, continue_final_message=True)
 
 
 def test_template_functions() -> None:
@@ -169,14 +218,19 @@ async def test_sources_of_tokens(folder: Path) -> None:
     assert (given.source, given.tokens.tolist()) == (TokenSource.CLIENT, [5, 6, 4_294_967_295])
     batch = service.prompt_at_once(completion([[1, 2], [3]]))
     assert batch is not None and batch.tokens.tolist() == [1, 2]
+    last = service.prompt_at_once(completion([5, 6, 7], truncate_prompt_tokens=2))
+    assert last is not None and last.tokens.tolist() == [6, 7]
     short = service.prompt_at_once(chat())
     assert (
         short is not None and short.source is TokenSource.LOCAL and short.prompt_tokens == len(short.tokens)
     )
+    assert short.fallback is None
     long_request = completion("the fox " * 500)
     assert service.prompt_at_once(long_request) is None
     in_thread = await service.prompt(long_request)
     assert in_thread.tokens.tolist() == tokenizer.tokens(long_request).tolist()
+    known = service.prompt_at_once(long_request)
+    assert known is not None and known.tokens.tolist() == in_thread.tokens.tolist()
     unknown = TokenService({}).prompt_at_once(chat())
     assert unknown is not None
     assert (unknown.source, len(unknown.tokens), unknown.prompt_tokens > 0) == (TokenSource.NONE, 0, True)
@@ -200,6 +254,7 @@ async def test_failing_template_degrades_and_is_counted(cluster: Any, folder: Pa
     for _ in range(2):
         assert (await door.chat()).status_code == 200
     assert door.placements.asked[0].token_source is TokenSource.NONE
+    assert door.placements.asked[0].token_fallback == "local: the chat template failed: no"
     assert door.sample("conductor_tokenization_failures_total", source="local") == 2
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
     assert (await door.chat(messages=[{"role": "user", "content": image}])).status_code == 200
@@ -238,10 +293,57 @@ async def test_engine_tokenizes_where_no_tokenizer_is_given(cluster: Any) -> Non
         asked = door.placements.asked[0]
         assert (asked.token_source, asked.tokens.tolist()) == (TokenSource.ENGINE, [7, 8, 9])
         assert engine.received[0].document == {"messages": cluster.chat_document()["messages"], "tools": []}
-        for _ in range(2):
+        for why in ("no instance serves the model", "Connect"):
             urls.pop(0)
             assert (await door.chat()).status_code == 200
-            assert door.placements.asked[-1].token_source is TokenSource.NONE
+            asked = door.placements.asked[-1]
+            assert asked.token_source is TokenSource.NONE
+            assert asked.token_fallback.startswith(
+                "local: no tokenizer is configured for 'test/model'; engine: "
+            )
+            assert why in asked.token_fallback or "connect" in asked.token_fallback
+
+
+async def test_image_is_left_to_the_engine(cluster: Any, folder: Path) -> None:
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        if "/tokenize" in request.request_line:
+            writer.write(cluster.json_response(b'{"tokens":[7,8,9]}'))
+        else:
+            await engine.answer(request, writer)
+
+    engine = await cluster.engine(respond=respond)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        tokens = TokenService(
+            {"*": PromptTokenizer.from_folder(folder)},
+            engine=EngineTokenizer(client, lambda model: str(engine.target.url)),
+        )
+        door = await cluster.door([engine], tokens=tokens)
+        image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+        messages = [{"role": "user", "content": image}]
+        assert (await door.chat(messages=messages, truncate_prompt_tokens=2)).status_code == 200
+        asked = door.placements.asked[0]
+        assert (asked.token_source, asked.tokens.tolist()) == (TokenSource.ENGINE, [8, 9])
+        assert asked.token_fallback == "local: content part of type 'image_url' is not text"
+
+
+def test_token_caches_are_shown(folder: Path) -> None:
+    metrics = RouterMetrics()
+    registry = metrics.registry
+    kept, off = PromptTokenizer.from_folder(folder), PromptTokenizer.from_folder(folder, cache_bytes=0)
+    TokenService({"m": kept, "alias": kept, "other": off}, metrics=metrics)
+    kept.tokens(chat())
+    kept.tokens(chat())
+    text = len(rendered())
+
+    def sample(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"conductor_token_cache_{name}", labels)
+
+    assert sample("enabled", model="m", off="") == 1
+    assert sample("enabled", model="other", off="it may keep 0 bytes") == 0
+    assert sample("enabled", model="alias", off="") is None
+    assert sample("characters_total", model="m", tokens="new") == text
+    assert sample("characters_total", model="m", tokens="known") == text
+    assert (sample("bytes", model="m") or 0) > text
 
 
 async def test_client_that_leaves_while_its_prompt_is_tokenized(cluster: Any) -> None:

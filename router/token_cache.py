@@ -1,0 +1,103 @@
+"""Token ids of text that was tokenized before, so that a long conversation costs what its new turn does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from conductor.placement import Tokens
+from router.segments import Segmentation
+
+_ENTRY_BYTES = 200  # of a dictionary's slot, a link of the order, and the heads of two objects
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCacheState:
+    """Characters of prompts since the start, by whether their tokens were known.
+
+    ``off`` says why nothing is kept; then the other figures are 0.
+    """
+
+    off: str | None = None
+    kept_bytes: int = 0
+    known_characters: int = 0
+    new_characters: int = 0
+
+
+class TokenCache:
+    """The least recently used segments make room when ``max_bytes`` are taken. Thread-safe.
+
+    ``encode`` gives the tokens of a text without adding any. Every segment is kept under its whole text: the
+    tokens are those that ``encode`` would give.
+    """
+
+    def __init__(self, segmentation: Segmentation, encode: Callable[[str], Tokens], max_bytes: int) -> None:
+        self._segmentation = segmentation
+        self._encode = encode
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept_bytes = 0
+        self._known_characters = 0
+        self._new_characters = 0
+        self._lock = threading.Lock()
+
+    def tokens(self, text: str, *, most_new: int | None = None) -> Tokens | None:
+        """The text's token ids; None when more than ``most_new`` of its characters would be tokenized."""
+        segments = self._segmentation.split(text)
+        found = self._look_up(segments)
+        new = sum(len(segment) for segment, known in zip(segments, found, strict=True) if known is None)
+        if most_new is not None and new > most_new:
+            return None
+        if new:
+            self._fill_in(segments, found)
+        with self._lock:
+            self._new_characters += new
+            self._known_characters += len(text) - new
+        joined = bytearray().join(part for part in found if part is not None)
+        return np.frombuffer(joined, np.uint32)
+
+    def state(self) -> TokenCacheState:
+        return TokenCacheState(None, self._kept_bytes, self._known_characters, self._new_characters)
+
+    def _look_up(self, segments: list[str]) -> list[bytes | None]:
+        kept = self._kept
+        with self._lock:
+            found = [kept.get(segment) for segment in segments]
+            for segment, known in zip(segments, found, strict=True):
+                if known is not None:
+                    kept.move_to_end(segment)
+        return found
+
+    def _fill_in(self, segments: list[str], found: list[bytes | None]) -> None:
+        """Tokenize what is missing, each run of it in one go, and keep it."""
+        for missing, places in groupby(range(len(segments)), lambda place: found[place] is None):
+            if missing:
+                run = list(places)
+                encoded = self._encode_run([segments[place] for place in run])
+                for place, ids in zip(run, encoded, strict=True):
+                    found[place] = tokens = ids.tobytes()
+                    self._keep(segments[place], tokens)
+
+    def _encode_run(self, segments: list[str]) -> list[Tokens]:
+        encoded = self._segmentation.split_tokens(self._encode("".join(segments)), segments)
+        return encoded if encoded is not None else [self._encode(segment) for segment in segments]
+
+    def _keep(self, segment: str, tokens: bytes) -> None:
+        cost_bytes = _cost_bytes(segment, tokens)
+        with self._lock:
+            if segment in self._kept or cost_bytes > self._max_bytes:
+                return
+            self._kept[segment] = tokens
+            self._kept_bytes += cost_bytes
+            while self._kept_bytes > self._max_bytes:
+                self._kept_bytes -= _cost_bytes(*self._kept.popitem(last=False))
+
+
+def _cost_bytes(segment: str, tokens: bytes) -> int:
+    return sys.getsizeof(segment) + len(tokens) + _ENTRY_BYTES
