@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conductor.placement import (
@@ -31,7 +32,7 @@ from router.disaggregation import (
 from router.errors import internal_error
 from router.framing import ResponseHead
 from router.heads import Headers, forwarded_fields, request_head
-from router.inference import InferenceRequest
+from router.inference import Endpoint, InferenceRequest
 from router.legs import DecodeLeg, Leg, PrefillLeg
 from router.refusals import given_up, misconfigured, not_placed
 from router.services import logger
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _DETAIL_BYTES = 300
 _NOTHING: frozenset[str] = frozenset()
+_ONE_EVENT_A_TOKEN = frozenset((Endpoint.CHAT, Endpoint.COMPLETIONS))
 
 
 class Delivery:
@@ -65,6 +67,7 @@ class Delivery:
         "_tried",
         "attempts",
         "client_takes_chunks",
+        "endpoint",
         "placement",
         "services",
         "transport",
@@ -81,6 +84,7 @@ class Delivery:
         self.services = exchange.services
         self.transport = exchange.transport
         self.client_takes_chunks = exchange.client_takes_chunks
+        self.endpoint = request.endpoint
         self.placement: Placement | None = None
         self.attempts = 0
         self._exchange = exchange
@@ -117,11 +121,14 @@ class Delivery:
             ttft_objective_s=self._terms.ttft_objective_s,
             tbt_objective_s=self._terms.tbt_objective_s,
             excluded=_excluded(self._tried),
-            retry_of=previous.placement_id if previous is not None else None,
+            retry_of=previous.placement_id or None if previous is not None else None,
         )
         now_s = services.clock()
         try:
-            placement = services.line.arrive(self, asked)
+            if self.endpoint.computes:
+                placement = services.line.arrive(self, asked)
+            else:
+                placement = services.placements.anywhere(asked, now_s)
         except PlacementError as error:
             self.refused(error)
             return
@@ -141,10 +148,12 @@ class Delivery:
     def placed(self, placement: Placement) -> None:
         """Start the first leg of a placement, made at once or after a wait."""
         request, services, now_s = self._request, self.services, self.services.clock()
+        if placement.disaggregated and not self.endpoint.generates:
+            placement = replace(placement, decode=placement.prefill)  # there is nothing to hand over
         self.placement = placement
         self._placed = True
         self.attempts += 1
-        if self.attempts == 1:
+        if self.attempts == 1 and self.endpoint.computes:
             metrics = services.metrics
             metrics.token_source[self._prompt.source] += 1
             metrics.prompt_tokens += self._prompt.prompt_tokens
@@ -236,8 +245,8 @@ class Delivery:
         answer = self._prefill_answer
         if answer is not None and answer.cached_tokens is not None:
             usage = Usage(usage.prompt_tokens, usage.output_tokens, answer.cached_tokens)
-        if usage.output_tokens is None and leg.events > 1:
-            # A stream without usage: one event a token, and [DONE].
+        if usage.output_tokens is None and leg.events > 1 and self.endpoint in _ONE_EVENT_A_TOKEN:
+            # A stream without usage: the last event is [DONE].
             usage = Usage(usage.prompt_tokens, leg.events - 1, usage.cached_tokens)
         self._placed = False
         self._tell(services.placements.finished, placement.placement_id, now_s, usage)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from conductor.placement import TokenSource
 from router.delivery import Delivery
+from router.error_shapes import error_shape
 from router.errors import RequestError, internal_error, status_line
 from router.framing import ResponseHead
 from router.heads import Headers, client_request_id, placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
+from router.placement_view import placement_view
 from router.services import RouterServices, logger
 from router.terms import DEFAULT_TERMS, parse_terms
-from router.tokens import Prompt
+from router.tokens import CHARS_PER_TOKEN, NO_TOKENS, Prompt
 
 if TYPE_CHECKING:
     from router.front_door import FrontDoorProtocol
@@ -168,14 +171,28 @@ class Exchange:
     def _parse_and_deliver(self) -> None:
         self._terms = parse_terms(self._headers)
         request = parse_inference(self.endpoint, self.body)
-        prompt = self.services.tokens.prompt_at_once(request)
+        view = self._view(request)
+        if view is None:
+            estimate = max(1, len(request.body) // CHARS_PER_TOKEN)
+            self._deliver(request, Prompt(NO_TOKENS, estimate, TokenSource.NONE))
+            return
+        prompt = self.services.tokens.prompt_at_once(view)
         if prompt is None:
-            self._tokenizing = asyncio.get_running_loop().create_task(self._tokenize_and_deliver(request))
+            tokenizing = self._tokenize_and_deliver(request, view)
+            self._tokenizing = asyncio.get_running_loop().create_task(tokenizing)
         else:
             self._deliver(request, prompt)
 
-    async def _tokenize_and_deliver(self, request: InferenceRequest) -> None:
-        prompt = await self.services.tokens.prompt(request)
+    def _view(self, request: InferenceRequest) -> InferenceRequest | None:
+        try:
+            return placement_view(request)
+        except Exception as error:  # only the engine judges what is in messages and tools
+            self.services.metrics.tokenization_failures[TokenSource.LOCAL] += 1
+            logger.debug("placed by load alone", request_id=self.request_id, error=str(error))
+            return None
+
+    async def _tokenize_and_deliver(self, request: InferenceRequest, view: InferenceRequest) -> None:
+        prompt = await self.services.tokens.prompt(view)
         self._tokenizing = None
         self._deliver(request, prompt)
 
@@ -247,7 +264,8 @@ class Exchange:
         )
 
     def reply_error(self, error: RequestError) -> None:
-        self.reply(error.status, error.body(), retry_after_s=error.retry_after_s)
+        body = error_shape(self.endpoint).body(error, self.request_id)
+        self.reply(error.status, body, retry_after_s=error.retry_after_s)
 
     def reply(
         self,

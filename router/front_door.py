@@ -15,10 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.errors import RequestError, status_line
 from router.exchange import Exchange
-from router.inference import Endpoint
+from router.inference import PATHS
 from router.services import RouterServices
 
-INFERENCE_PATHS = {endpoint.value.encode("ascii"): endpoint for endpoint in Endpoint}
+INFERENCE_PATHS = {path.encode("ascii"): endpoint for path, endpoint in PATHS.items()}
 
 
 class FrontDoorProtocol(HttpToolsProtocol):

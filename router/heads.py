@@ -66,14 +66,18 @@ def _host(target: Target) -> str:
 
 
 def placement_fields(placement: Placement, attempts: int) -> str:
-    """The ``x-conductor-*`` lines of a response."""
-    return (
-        f"x-conductor-placement-id: {placement.placement_id}\r\n"
+    """The ``x-conductor-*`` lines of a response; nothing is predicted where nothing was reserved."""
+    where = (
         f"x-conductor-prefill-instance: {placement.prefill.instance_id}\r\n"
         f"x-conductor-decode-instance: {placement.decode.instance_id}\r\n"
+        f"x-conductor-attempts: {attempts}\r\n"
+    )
+    if not placement.placement_id:
+        return where
+    return where + (
+        f"x-conductor-placement-id: {placement.placement_id}\r\n"
         f"x-conductor-overlap-tokens: {placement.overlap_tokens}\r\n"
         f"x-conductor-predicted-ttft-ms: {placement.predicted_ttft_s * 1e3:.1f}\r\n"
-        f"x-conductor-attempts: {attempts}\r\n"
     )
 
 

@@ -34,6 +34,12 @@ class PlacementService(Protocol):
     def place(self, request: PlacementRequest, now_s: float) -> Placement:
         """Raises PlacementError."""
 
+    def anywhere(self, request: PlacementRequest, now_s: float) -> Placement:
+        """Any instance of the model, for work that is no load: nothing is reserved and the placement has no id.
+
+        Of what is told of it, only failures count, against the instance. Raises PlacementError.
+        """
+
     def prefill_finished(self, placement_id: str, now_s: float) -> None: ...
 
     def first_token(self, placement_id: str, now_s: float) -> None: ...

@@ -7,7 +7,7 @@ import itertools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -196,6 +196,11 @@ class Placements:
             placement_id, request.request_id, self.engine_model, prefill, decode, 16, plan, 0.0125, 0.01
         )
 
+    def anywhere(self, request: PlacementRequest, now_s: float) -> Placement:
+        placement = self.place(request, now_s)
+        self.calls.remove(("place", placement.placement_id))
+        return replace(placement, placement_id="", decode=placement.prefill)
+
     @staticmethod
     def _first(targets: list[Target], request: PlacementRequest) -> Target:
         for target in targets:
@@ -210,10 +215,12 @@ class Placements:
         self.calls.append(("first_token", placement_id))
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
-        self.calls.append(("finished", usage))
+        if placement_id:
+            self.calls.append(("finished", usage))
 
     def cancelled(self, placement_id: str, now_s: float) -> None:
-        self.calls.append(("cancelled", placement_id))
+        if placement_id:
+            self.calls.append(("cancelled", placement_id))
 
     def failed(self, placement_id: str, now_s: float, failure: InstanceFailure) -> None:
         self.calls.append(("failed", failure))
