@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from conductor.placement import ModelCard
 from router.errors import error_document
 from router.inference import PATHS, Endpoint
+from router.key_check import KeyCheck
 from router.services import RouterServices, logger
 
 _SUMMARIES = {
@@ -39,6 +40,8 @@ def create_app(
 ) -> FastAPI:
     """``not_ready_reason`` says why requests cannot be served now, or returns None when they can."""
     app = FastAPI(title=title, version=version)
+    if services.keys is not None:
+        app.add_middleware(KeyCheck, keys=services.keys)
     app.include_router(_openai_routes(services))
     app.include_router(_inference_routes())
     app.include_router(_operations_routes(services, not_ready_reason))

@@ -39,6 +39,7 @@ from router.services import logger
 from router.terms import RequestTerms
 from router.tokens import Prompt
 from router.upstream import UpstreamFailure, UpstreamUnreachable
+from router.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from router.exchange import Exchange
@@ -52,7 +53,7 @@ class Delivery:
     """Gets one request answered. ``placement`` is the last one that was made, ``attempts`` their number."""
 
     __slots__ = (
-        "_authorization",
+        "_credentials",
         "_exchange",
         "_fields",
         "_handoff",
@@ -71,6 +72,7 @@ class Delivery:
         "placement",
         "services",
         "transport",
+        "usage",
     )
 
     def __init__(
@@ -87,11 +89,14 @@ class Delivery:
         self.endpoint = request.endpoint
         self.placement: Placement | None = None
         self.attempts = 0
+        self.usage = NO_USAGE
         self._exchange = exchange
         self._request = request
         self._prompt = prompt
         self._terms = terms
-        self._fields, self._authorization = forwarded_fields(headers, exchange.request_id)
+        self._fields, self._credentials = forwarded_fields(headers, exchange.request_id)
+        if exchange.services.keys is not None:
+            self._credentials = b""  # a key to this router is nothing that engines should see
         self._placed = False  # the last placement has not ended yet
         self._handoff: HandoffProtocol | None = None
         self._prefill_answer: PrefillAnswer | None = None
@@ -184,7 +189,7 @@ class Delivery:
         self._leg.start()
 
     def _head(self, target: Target, body: bytes | bytearray) -> bytes:
-        return request_head(self._exchange.url, target, self._fields, self._authorization, len(body))
+        return request_head(self._exchange.url, target, self._fields, self._credentials, len(body))
 
     # What the legs report
 
@@ -249,6 +254,7 @@ class Delivery:
             # A stream without usage: the last event is [DONE].
             usage = Usage(usage.prompt_tokens, leg.events - 1, usage.cached_tokens)
         self._placed = False
+        self.usage = usage
         self._tell(services.placements.finished, placement.placement_id, now_s, usage)
         if leg.events and self._exchange.first_byte_s is not None:
             gaps = (usage.output_tokens or 0) - 1
@@ -331,6 +337,7 @@ class Delivery:
             detail=failure.detail,
         )
         message = f"Instance {failure.instance_id!r} failed in the middle of the response: {failure.detail}"
+        self.usage = self._so_far(leg)
         if not leg.end_broken_stream(message):
             self._exchange.keep_alive = False
         self._exchange.complete()
@@ -385,9 +392,14 @@ class Delivery:
         self._release_placement()
         if not isinstance(leg, DecodeLeg) or not leg.started:
             return False
+        self.usage = self._so_far(leg)
         if not self.transport.is_closing():
             leg.end_broken_stream(reason)
         return True
+
+    def _so_far(self, leg: DecodeLeg) -> Usage:
+        """Of a response that was not finished."""
+        return Usage(output_tokens=leg.events if self.endpoint in _ONE_EVENT_A_TOKEN else None)
 
     def _tell(self, report: Callable[..., None], *arguments: object) -> None:
         """Report to the scheduler; a fault of its must not cost the client its response."""

@@ -90,6 +90,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
             client_takes_chunks=http_1_1,
             expects_continue=self.expect_100_continue,
         )
+        if self.services.keys is not None:
+            exchange.authenticate(self.services.keys)
         for name, value in self.headers:
             if name == b"content-length":
                 exchange.announce_length(int(value))

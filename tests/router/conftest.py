@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from conductor.placement import (
     UnknownModelError,
     Usage,
 )
-from router import FrontDoorServer, RouterServices, RouterSettings, create_app
+from router import FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
 
 MODEL = "test/model"
 ANSWER = {
@@ -338,6 +339,8 @@ class Cluster:
         decode: list[Any] | None = None,
         *,
         tokens: Any = None,
+        keys: KeyRing | None = None,
+        clock: Callable[[], float] = time.monotonic,
         not_ready_reason: Callable[[], str | None] = lambda: None,
         **settings: Any,
     ) -> FrontDoor:
@@ -346,7 +349,9 @@ class Cluster:
 
         placements = Placements(targets(prefill), None if decode is None else targets(decode))
         settings = {"retry_backoff_s": 0.001, "shutdown_timeout_s": 1, **settings}
-        services = RouterServices(placements, settings=RouterSettings(**settings), tokens=tokens)
+        services = RouterServices(
+            placements, settings=RouterSettings(**settings), tokens=tokens, keys=keys, clock=clock
+        )
         app = create_app(services, not_ready_reason=not_ready_reason)
         server = FrontDoorServer(app, services, port=0)
         await server.start()
