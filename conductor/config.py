@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -20,6 +28,7 @@ from pydantic_settings import (
 )
 
 from cache_index.mooncake import DEFAULT_RECONCILE_S
+from conductor.access_config import ApiKeyConfig, check_names
 from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.configuration_faults import explain
@@ -156,7 +165,7 @@ class InstanceConfig(_Section):
     streams_layers: bool = False
     kv_events: list[KvEventsConfig] | None = None
     lmcache_servers: list[str] = []
-    api_key: str | None = None
+    api_key: SecretStr | None = None
 
     @field_validator("instance_class")
     @classmethod
@@ -256,6 +265,7 @@ class Config(BaseSettings):
     models: list[ModelConfig] = []
     instances: list[InstanceConfig] = []
     shared_pools: list[SharedPoolConfig] = []
+    api_keys: list[ApiKeyConfig] = []
     state_dir: Path | None = None
 
     @model_validator(mode="after")
@@ -268,6 +278,7 @@ class Config(BaseSettings):
             if pool.id in ids:
                 raise ValueError(f"shared_pools: the id {pool.id!r} is taken; ids must be unique")
             ids.append(pool.id)
+        check_names(self.api_keys)
         return self
 
     @classmethod

@@ -21,6 +21,7 @@ from conductor.placement import (
     Placement,
     PlacementError,
     PlacementRequest,
+    PrefixPlan,
     UnknownModelError,
 )
 from conductor.policies import Policy
@@ -53,6 +54,7 @@ class Decider:
         self._gate = gate
         self._estimator = Estimator(cluster)
         self._rosters: dict[str, Roster] = {}
+        self._turn = 0
 
     def objectives_of(self, request: PlacementRequest) -> Objectives:
         """Its own where it brings any."""
@@ -124,6 +126,21 @@ class Decider:
             peer=candidates.ranks[choice.peer] if choice.peer != NO_PEER else None,
             cache_group=roster.cache_groups[group] if group >= 0 else None,
         )
+
+    def anywhere(self, request: PlacementRequest, now_s: float) -> Placement:
+        """A rank of any instance that serves the model and is up, each in its turn; the placement has no id.
+
+        Raises as `decide` does.
+        """
+        model = self._model_of(request)
+        roster = self._roster(request, model, now_s)
+        if not roster.ranks:
+            reasons = "; ".join(f"{name} ({why})" for name, why in roster.excluded.items())
+            raise NoInstanceError(f"no instance can take a request for {model!r} now: {reasons}")
+        self._turn += 1
+        target = roster.ranks[self._turn % len(roster.ranks)].target
+        plan = PrefixPlan(tokens=0, segments=(), fetch_s=0.0, prefill_s=0.0)
+        return Placement("", request.request_id, model, target, target, 0, plan, 0.0, 0.0)
 
     def _estimate(self, request: PlacementRequest, roster: Roster, now_s: float) -> Estimates:
         objectives = self.objectives_of(request)

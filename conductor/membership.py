@@ -41,7 +41,7 @@ def instance_of(config: InstanceConfig) -> InstanceState:
         protocol=config.protocol,
         ranks=config.ranks,
         block_size=config.block_size,
-        api_key=config.api_key,
+        api_key=config.api_key.get_secret_value() if config.api_key is not None else None,
         location=config.location,
         fetches_from_peers=config.fetches_from_peers,
         streams_layers=config.streams_layers,

@@ -123,6 +123,10 @@ class Scheduler:
                 results[i] = error
         return [result for result in results if result is not None]
 
+    def anywhere(self, request: PlacementRequest, now_s: float) -> Placement:
+        """For what is no load, such as tokenization: nothing is reserved or remembered. Raises as `place` does."""
+        return self._decider.anywhere(request, now_s)
+
     def consider(
         self, request: PlacementRequest, now_s: float, policy: Policy | None = None
     ) -> PlacementRecord:

@@ -1,5 +1,7 @@
 """The OpenAI-compatible front door: requests are placed by a scheduler and spliced through to engines."""
 
+from router.accounts import KeyLimits
+from router.api_keys import ApiKey, KeyRing
 from router.app import create_app
 from router.disaggregation import PROTOCOLS, HandoffError, HandoffProtocol, PrefillAnswer, handoff_protocol
 from router.errors import RequestError
@@ -13,11 +15,14 @@ from router.tokens import EngineTokenizer, TokenService
 
 __all__ = [
     "PROTOCOLS",
+    "ApiKey",
     "EngineTokenizer",
     "FrontDoorProtocol",
     "FrontDoorServer",
     "HandoffError",
     "HandoffProtocol",
+    "KeyLimits",
+    "KeyRing",
     "PlacementService",
     "PrefillAnswer",
     "PromptTokenizer",

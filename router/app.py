@@ -13,7 +13,21 @@ from starlette.exceptions import HTTPException
 
 from conductor.placement import ModelCard
 from router.errors import error_document
+from router.inference import PATHS, Endpoint
+from router.key_check import KeyCheck
 from router.services import RouterServices, logger
+
+_SUMMARIES = {
+    Endpoint.CHAT: "Chat completion, streamed or not",
+    Endpoint.COMPLETIONS: "Text completion, streamed or not",
+    Endpoint.RESPONSES: "OpenAI's Responses API, streamed or not",
+    Endpoint.MESSAGES: "Anthropic's Messages API, streamed or not",
+    Endpoint.EMBEDDINGS: "Embeddings",
+    Endpoint.RERANK: "Documents ranked by a query",
+    Endpoint.SCORE: "Scores of pairs of texts",
+    Endpoint.TOKENIZE: "Token ids of a prompt or chat",
+    Endpoint.DETOKENIZE: "Text of token ids",
+}
 
 
 def create_app(
@@ -26,7 +40,10 @@ def create_app(
 ) -> FastAPI:
     """``not_ready_reason`` says why requests cannot be served now, or returns None when they can."""
     app = FastAPI(title=title, version=version)
+    if services.keys is not None:
+        app.add_middleware(KeyCheck, keys=services.keys)
     app.include_router(_openai_routes(services))
+    app.include_router(_inference_routes())
     app.include_router(_operations_routes(services, not_ready_reason))
     for router in routers:
         app.include_router(router)
@@ -53,8 +70,12 @@ def _openai_routes(services: RouterServices) -> APIRouter:
         message = f"The model {model!r} is not served here. GET /v1/models lists those that are."
         return _error(404, message, param="model", code="model_not_found")
 
-    @router.post("/chat/completions", summary="Chat completion, streamed or not")
-    @router.post("/completions", summary="Text completion, streamed or not")
+    return router
+
+
+def _inference_routes() -> APIRouter:
+    router = APIRouter(tags=["inference"])
+
     def inference(request: Request) -> Response:
         """Served by the connection protocol before ASGI; reached only behind another server."""
         message = (
@@ -62,6 +83,8 @@ def _openai_routes(services: RouterServices) -> APIRouter:
         )
         return _error(501, message, kind="server_error", code="not_behind_front_door")
 
+    for path, endpoint in PATHS.items():
+        router.add_api_route(path, inference, methods=["POST"], summary=_SUMMARIES[endpoint])
     return router
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from conductor.placement import (
@@ -31,26 +32,28 @@ from router.disaggregation import (
 from router.errors import internal_error
 from router.framing import ResponseHead
 from router.heads import Headers, forwarded_fields, request_head
-from router.inference import InferenceRequest
+from router.inference import Endpoint, InferenceRequest
 from router.legs import DecodeLeg, Leg, PrefillLeg
 from router.refusals import given_up, misconfigured, not_placed
 from router.services import logger
 from router.terms import RequestTerms
 from router.tokens import Prompt
 from router.upstream import UpstreamFailure, UpstreamUnreachable
+from router.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from router.exchange import Exchange
 
 _DETAIL_BYTES = 300
 _NOTHING: frozenset[str] = frozenset()
+_ONE_EVENT_A_TOKEN = frozenset((Endpoint.CHAT, Endpoint.COMPLETIONS))
 
 
 class Delivery:
     """Gets one request answered. ``placement`` is the last one that was made, ``attempts`` their number."""
 
     __slots__ = (
-        "_authorization",
+        "_credentials",
         "_exchange",
         "_fields",
         "_handoff",
@@ -65,9 +68,11 @@ class Delivery:
         "_tried",
         "attempts",
         "client_takes_chunks",
+        "endpoint",
         "placement",
         "services",
         "transport",
+        "usage",
     )
 
     def __init__(
@@ -81,13 +86,17 @@ class Delivery:
         self.services = exchange.services
         self.transport = exchange.transport
         self.client_takes_chunks = exchange.client_takes_chunks
+        self.endpoint = request.endpoint
         self.placement: Placement | None = None
         self.attempts = 0
+        self.usage = NO_USAGE
         self._exchange = exchange
         self._request = request
         self._prompt = prompt
         self._terms = terms
-        self._fields, self._authorization = forwarded_fields(headers, exchange.request_id)
+        self._fields, self._credentials = forwarded_fields(headers, exchange.request_id)
+        if exchange.services.keys is not None:
+            self._credentials = b""  # a key to this router is nothing that engines should see
         self._placed = False  # the last placement has not ended yet
         self._handoff: HandoffProtocol | None = None
         self._prefill_answer: PrefillAnswer | None = None
@@ -118,11 +127,14 @@ class Delivery:
             ttft_objective_s=self._terms.ttft_objective_s,
             tbt_objective_s=self._terms.tbt_objective_s,
             excluded=_excluded(self._tried),
-            retry_of=previous.placement_id if previous is not None else None,
+            retry_of=previous.placement_id or None if previous is not None else None,
         )
         now_s = services.clock()
         try:
-            placement = services.line.arrive(self, asked)
+            if self.endpoint.computes:
+                placement = services.line.arrive(self, asked)
+            else:
+                placement = services.placements.anywhere(asked, now_s)
         except PlacementError as error:
             self.refused(error)
             return
@@ -142,10 +154,12 @@ class Delivery:
     def placed(self, placement: Placement) -> None:
         """Start the first leg of a placement, made at once or after a wait."""
         request, services, now_s = self._request, self.services, self.services.clock()
+        if placement.disaggregated and not self.endpoint.generates:
+            placement = replace(placement, decode=placement.prefill)  # there is nothing to hand over
         self.placement = placement
         self._placed = True
         self.attempts += 1
-        if self.attempts == 1:
+        if self.attempts == 1 and self.endpoint.computes:
             metrics = services.metrics
             metrics.token_source[self._prompt.source] += 1
             metrics.prompt_tokens += self._prompt.prompt_tokens
@@ -176,7 +190,7 @@ class Delivery:
         self._leg.start()
 
     def _head(self, target: Target, body: bytes | bytearray) -> bytes:
-        return request_head(self._exchange.url, target, self._fields, self._authorization, len(body))
+        return request_head(self._exchange.url, target, self._fields, self._credentials, len(body))
 
     # What the legs report
 
@@ -237,10 +251,11 @@ class Delivery:
         answer = self._prefill_answer
         if answer is not None and answer.cached_tokens is not None:
             usage = Usage(usage.prompt_tokens, usage.output_tokens, answer.cached_tokens)
-        if usage.output_tokens is None and leg.events > 1:
-            # A stream without usage: one event a token, and [DONE].
+        if usage.output_tokens is None and leg.events > 1 and self.endpoint in _ONE_EVENT_A_TOKEN:
+            # A stream without usage: the last event is [DONE].
             usage = Usage(usage.prompt_tokens, leg.events - 1, usage.cached_tokens)
         self._placed = False
+        self.usage = usage
         self._tell(services.placements.finished, placement.placement_id, now_s, usage)
         if leg.events and self._exchange.first_byte_s is not None:
             gaps = (usage.output_tokens or 0) - 1
@@ -323,6 +338,7 @@ class Delivery:
             detail=failure.detail,
         )
         message = f"Instance {failure.instance_id!r} failed in the middle of the response: {failure.detail}"
+        self.usage = self._so_far(leg)
         if not leg.end_broken_stream(message):
             self._exchange.keep_alive = False
         self._exchange.complete()
@@ -377,9 +393,14 @@ class Delivery:
         self._release_placement()
         if not isinstance(leg, DecodeLeg) or not leg.started:
             return False
+        self.usage = self._so_far(leg)
         if not self.transport.is_closing():
             leg.end_broken_stream(reason)
         return True
+
+    def _so_far(self, leg: DecodeLeg) -> Usage:
+        """Of a response that was not finished."""
+        return Usage(output_tokens=leg.events if self.endpoint in _ONE_EVENT_A_TOKEN else None)
 
     def _tell(self, report: Callable[..., None], *arguments: object) -> None:
         """Report to the scheduler; a fault of its must not cost the client its response."""

@@ -55,8 +55,18 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _PrefillUsage(msgspec.Struct):
+    """In the words of any of the APIs."""
+
     prompt_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
+    input_tokens: int | None = None
+    input_tokens_details: _PromptDetails | None = None
+    cache_read_input_tokens: int | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        details = self.prompt_tokens_details or self.input_tokens_details
+        return details.cached_tokens if details is not None else self.cache_read_input_tokens
 
 
 class _PrefillResponse(msgspec.Struct):
@@ -92,7 +102,12 @@ class VllmNixl:
         }
         document["model"] = model
         document["stream"] = False
-        document["max_tokens"] = 1
+        if request.endpoint is Endpoint.RESPONSES:
+            document["max_output_tokens"] = 1
+            document["store"] = False  # the answer that counts is the decode instance's
+            document.pop("background", None)
+        else:
+            document["max_tokens"] = 1
         if request.endpoint is Endpoint.CHAT:
             document["max_completion_tokens"] = 1
         else:
@@ -112,10 +127,11 @@ class VllmNixl:
         except msgspec.DecodeError as error:
             raise HandoffError(f"the prefill leg's answer cannot be read: {error}") from None
         usage = answer.usage or _PrefillUsage()
-        cached_tokens = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+        cached_tokens = usage.cached_tokens
         if cached_tokens is None and params is not None:
             cached_tokens = params.remote_prefill_cached_tokens
-        return PrefillAnswer(transfer if params is not None else None, usage.prompt_tokens, cached_tokens)
+        prompt_tokens = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+        return PrefillAnswer(transfer if params is not None else None, prompt_tokens, cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
         """The request with the parameters spliced in behind its first brace, the rest byte for byte."""

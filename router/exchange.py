@@ -9,14 +9,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from conductor.placement import TokenSource
+from router.accounts import Account, Grant
+from router.api_keys import ApiKey, KeyRing
 from router.delivery import Delivery
+from router.error_shapes import error_shape
 from router.errors import RequestError, internal_error, status_line
 from router.framing import ResponseHead
 from router.heads import Headers, client_request_id, placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
+from router.placement_view import placement_view
 from router.services import RouterServices, logger
 from router.terms import DEFAULT_TERMS, parse_terms
-from router.tokens import Prompt
+from router.tokens import CHARS_PER_TOKEN, NO_TOKENS, Prompt
+from router.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from router.front_door import FrontDoorProtocol
@@ -35,10 +41,13 @@ class Exchange:
     """The request and response that a connection is busy with; takes the place of uvicorn's cycle."""
 
     __slots__ = (
+        "_account",
         "_delivery",
         "_expects_continue",
+        "_grant",
         "_headers",
         "_in_turn",
+        "_key",
         "_refusal",
         "_terms",
         "_tokenizing",
@@ -94,12 +103,22 @@ class Exchange:
         self._refusal: RequestError | None = None
         self._tokenizing: asyncio.Task[None] | None = None
         self._delivery: Delivery | None = None
+        self._key: ApiKey | None = None
+        self._account: Account | None = None
+        self._grant: Grant | None = None
 
     # Request, as the connection's parser delivers it
 
+    def authenticate(self, keys: KeyRing) -> None:
+        """Refuse a request without a known key before its body is read."""
+        try:
+            self._key, self._account = keys.identify(self._headers)
+        except RequestError as error:
+            self._refuse(error)
+
     def announce_length(self, body_bytes: int) -> None:
         """Refuse a request whose declared body is too long before it is sent."""
-        if body_bytes > self.services.settings.max_body_bytes:
+        if self._refusal is None and body_bytes > self.services.settings.max_body_bytes:
             self._refuse_length()
 
     def receive_body(self, data: bytes) -> None:
@@ -139,7 +158,11 @@ class Exchange:
         message = (
             f"The request body exceeds {limit} bytes. Raise 'max_body_bytes' in the router's configuration."
         )
-        self._refusal = RequestError(413, message, code="request_too_large")
+        self._refuse(RequestError(413, message, code="request_too_large"))
+
+    def _refuse(self, error: RequestError) -> None:
+        """Without reading the body to its end, or to another request behind it."""
+        self._refusal = error
         self.keep_alive = False
         self.body = b""
         if self._in_turn:
@@ -166,20 +189,44 @@ class Exchange:
             self.reply_error(internal_error())
 
     def _parse_and_deliver(self) -> None:
-        self._terms = parse_terms(self._headers)
+        if self._account is not None:
+            self._grant = self._account.enter(self.started_s)
+        self._terms = parse_terms(self._headers, self._key)
         request = parse_inference(self.endpoint, self.body)
-        prompt = self.services.tokens.prompt_at_once(request)
+        if self._key is not None:
+            self._key.check_model(request.model)
+        view = self._view(request)
+        if view is None:
+            estimate = max(1, len(request.body) // CHARS_PER_TOKEN)
+            self._deliver(request, Prompt(NO_TOKENS, estimate, TokenSource.NONE))
+            return
+        prompt = self.services.tokens.prompt_at_once(view)
         if prompt is None:
-            self._tokenizing = asyncio.get_running_loop().create_task(self._tokenize_and_deliver(request))
+            tokenizing = self._tokenize_and_deliver(request, view)
+            self._tokenizing = asyncio.get_running_loop().create_task(tokenizing)
         else:
             self._deliver(request, prompt)
 
-    async def _tokenize_and_deliver(self, request: InferenceRequest) -> None:
-        prompt = await self.services.tokens.prompt(request)
+    def _view(self, request: InferenceRequest) -> InferenceRequest | None:
+        try:
+            return placement_view(request)
+        except Exception as error:  # only the engine judges what is in messages and tools
+            self.services.metrics.tokenization_failures[TokenSource.LOCAL] += 1
+            logger.debug("placed by load alone", request_id=self.request_id, error=str(error))
+            return None
+
+    async def _tokenize_and_deliver(self, request: InferenceRequest, view: InferenceRequest) -> None:
+        prompt = await self.services.tokens.prompt(view)
         self._tokenizing = None
         self._deliver(request, prompt)
 
     def _deliver(self, request: InferenceRequest, prompt: Prompt) -> None:
+        if self._grant is not None and self.endpoint.computes:
+            try:
+                self._grant.take_tokens(prompt.prompt_tokens, self.services.clock())
+            except RequestError as error:
+                self.reply_error(error)
+                return
         self._delivery = Delivery(self, self._headers, request, prompt, self._terms)
         self._delivery.place()
 
@@ -247,7 +294,8 @@ class Exchange:
         )
 
     def reply_error(self, error: RequestError) -> None:
-        self.reply(error.status, error.body(), retry_after_s=error.retry_after_s)
+        body = error_shape(self.endpoint).body(error, self.request_id)
+        self.reply(error.status, body, retry_after_s=error.retry_after_s)
 
     def reply(
         self,
@@ -277,6 +325,8 @@ class Exchange:
 
     def _own_fields(self) -> str:
         fields = f"x-request-id: {self.request_id}\r\n"
+        if self._account is not None:
+            fields += self._account.fields(self.services.clock())
         delivery = self._delivery
         if delivery is not None and delivery.placement is not None:
             fields += placement_fields(delivery.placement, delivery.attempts)
@@ -286,8 +336,19 @@ class Exchange:
         self.response_complete = True
         services = self.services
         services.active.discard(self)
-        duration_s = services.clock() - self.started_s
+        now_s = services.clock()
+        duration_s = now_s - self.started_s
         delivery = self._delivery
+        if self._account is not None:
+            self._account.tenant.requests[self.status] += 1
+        if self._grant is not None:
+            usage = delivery.usage if delivery is not None else NO_USAGE
+            self._grant.end(
+                now_s,
+                failed=self.status >= 400 and self.status != CLIENT_CLOSED_REQUEST,
+                prompt_tokens=usage.prompt_tokens,
+                output_tokens=usage.output_tokens,
+            )
         placement = delivery.placement if delivery is not None else None
         model = placement.model if placement is not None else "unknown"
         services.metrics.requests[model, self.endpoint, self.status] += 1

@@ -15,10 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.errors import RequestError, status_line
 from router.exchange import Exchange
-from router.inference import Endpoint
+from router.inference import PATHS
 from router.services import RouterServices
 
-INFERENCE_PATHS = {endpoint.value.encode("ascii"): endpoint for endpoint in Endpoint}
+INFERENCE_PATHS = {path.encode("ascii"): endpoint for path, endpoint in PATHS.items()}
 
 
 class FrontDoorProtocol(HttpToolsProtocol):
@@ -90,6 +90,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
             client_takes_chunks=http_1_1,
             expects_continue=self.expect_100_continue,
         )
+        if self.services.keys is not None:
+            exchange.authenticate(self.services.keys)
         for name, value in self.headers:
             if name == b"content-length":
                 exchange.announce_length(int(value))

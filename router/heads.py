@@ -29,7 +29,7 @@ def client_request_id(headers: Headers) -> str | None:
 
 
 def forwarded_fields(headers: Headers, request_id: str) -> tuple[bytes, bytes]:
-    """The client's end-to-end header lines, and its authorization line apart; each with its line end.
+    """The client's end-to-end header lines, and those with its credentials apart; each with its line end.
 
     Hop-by-hop fields, including those that ``Connection`` names, stay here.
     """
@@ -38,27 +38,27 @@ def forwarded_fields(headers: Headers, request_id: str) -> tuple[bytes, bytes]:
         if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
             dropped = dropped | {option.strip().lower() for option in value.split(b",")}
     parts: list[bytes] = []
-    authorization = b""
+    credentials = b""
     for name, value in headers:
         if name in dropped or name.startswith(b"x-conductor-"):
             continue
-        if name == b"authorization":
-            authorization = b"authorization: %b\r\n" % value
+        if name == b"authorization" or name == b"x-api-key":
+            credentials += b"%b: %b\r\n" % (name, value)
         else:
             parts.append(b"%b: %b\r\n" % (name, value))
     parts.append(b"x-request-id: %b\r\n" % request_id.encode("ascii"))
-    return b"".join(parts), authorization
+    return b"".join(parts), credentials
 
 
-def request_head(url: bytes, target: Target, fields: bytes, authorization: bytes, body_bytes: int) -> bytes:
-    """The head of a leg. An engine's own key takes the place of the client's authorization."""
+def request_head(url: bytes, target: Target, fields: bytes, credentials: bytes, body_bytes: int) -> bytes:
+    """The head of a leg. An engine's own key takes the place of the client's credentials."""
     own = f"host: {_host(target)}\r\ncontent-length: {body_bytes}\r\n"
     if target.ranks > 1:
         own += f"x-data-parallel-rank: {target.rank}\r\n"
     if target.api_key is not None:
         own += f"authorization: Bearer {target.api_key}\r\n"
-        authorization = b""
-    return b"POST %b HTTP/1.1\r\n%b%b%b\r\n" % (url, own.encode("latin-1"), authorization, fields)
+        credentials = b""
+    return b"POST %b HTTP/1.1\r\n%b%b%b\r\n" % (url, own.encode("latin-1"), credentials, fields)
 
 
 def _host(target: Target) -> str:
@@ -66,14 +66,18 @@ def _host(target: Target) -> str:
 
 
 def placement_fields(placement: Placement, attempts: int) -> str:
-    """The ``x-conductor-*`` lines of a response."""
-    return (
-        f"x-conductor-placement-id: {placement.placement_id}\r\n"
+    """The ``x-conductor-*`` lines of a response; nothing is predicted where nothing was reserved."""
+    where = (
         f"x-conductor-prefill-instance: {placement.prefill.instance_id}\r\n"
         f"x-conductor-decode-instance: {placement.decode.instance_id}\r\n"
+        f"x-conductor-attempts: {attempts}\r\n"
+    )
+    if not placement.placement_id:
+        return where
+    return where + (
+        f"x-conductor-placement-id: {placement.placement_id}\r\n"
         f"x-conductor-overlap-tokens: {placement.overlap_tokens}\r\n"
         f"x-conductor-predicted-ttft-ms: {placement.predicted_ttft_s * 1e3:.1f}\r\n"
-        f"x-conductor-attempts: {attempts}\r\n"
     )
 
 

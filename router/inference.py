@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NoReturn
+from typing import Any, Final
 
 import orjson
 
 from conductor.placement import Tokens
+from router import request_fields
 from router.errors import RequestError
+from router.request_fields import integer, json_type, reject
 
 
 class Endpoint(StrEnum):
+    """What is asked of an engine; the value is its path, and the metrics' label."""
+
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"  # Anthropic's
+    EMBEDDINGS = "/v1/embeddings"
+    RERANK = "/v1/rerank"
+    SCORE = "/v1/score"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+
+    @property
+    def generates(self) -> bool:
+        """Whether the answer is generated token by token, and may be streamed."""
+        return self in _GENERATING
+
+    @property
+    def computes(self) -> bool:
+        """Whether the model runs; where it does not, any instance will do and no load is reserved."""
+        return self is not Endpoint.TOKENIZE and self is not Endpoint.DETOKENIZE
+
+
+_GENERATING: Final = frozenset((Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES))
+
+PATHS: Final = {endpoint.value: endpoint for endpoint in Endpoint} | {
+    "/rerank": Endpoint.RERANK,
+    "/score": Endpoint.SCORE,
+}
+
+_CHECKS: Final[dict[Endpoint, Callable[[dict[str, Any]], None]]] = {
+    Endpoint.CHAT: request_fields.check_chat,
+    Endpoint.COMPLETIONS: request_fields.check_completion,
+    Endpoint.RESPONSES: request_fields.check_responses,
+    Endpoint.MESSAGES: request_fields.check_messages,
+    Endpoint.EMBEDDINGS: request_fields.check_embeddings,
+    Endpoint.RERANK: request_fields.check_rerank,
+    Endpoint.SCORE: request_fields.check_score,
+    Endpoint.TOKENIZE: request_fields.check_tokenize,
+    Endpoint.DETOKENIZE: request_fields.check_detokenize,
+}
 
 
 @dataclass(slots=True)
@@ -46,22 +88,16 @@ def parse_inference(endpoint: Endpoint, body: bytes | bytearray) -> InferenceReq
         )
         raise RequestError(400, message, code="invalid_json") from None
     if not isinstance(document, dict):
-        _reject(None, f"The request body must be a JSON object, not {_json_type(document)}.")
+        reject(None, f"The request body must be a JSON object, not {json_type(document)}.")
     model = document.get("model")
     if not isinstance(model, str) or not model:
         if "model" in document:
-            _reject("model", f"'model' must be a non-empty string, not {_json_type(model)}.")
-        _reject("model", "'model' is missing. GET /v1/models lists the models that are served.")
-    if endpoint is Endpoint.CHAT:
-        _check_messages(document)
-    else:
-        _check_prompt(document)
-    stream = document.get("stream")
+            reject("model", f"'model' must be a non-empty string, not {json_type(model)}.")
+        reject("model", "'model' is missing. GET /v1/models lists the models that are served.")
+    _CHECKS[endpoint](document)
+    stream = document.get("stream") if endpoint.generates else None
     if stream is not None and not isinstance(stream, bool):
-        _reject("stream", f"'stream' must be true or false, not {_json_type(stream)}.")
-    _integer(document, "n", minimum=1)
-    limit = _integer(document, "max_tokens", minimum=0)
-    completion_limit = _integer(document, "max_completion_tokens", minimum=0)
+        reject("stream", f"'stream' must be true or false, not {json_type(stream)}.")
     salt = document.get("cache_salt")
     return InferenceRequest(
         endpoint=endpoint,
@@ -69,58 +105,22 @@ def parse_inference(endpoint: Endpoint, body: bytes | bytearray) -> InferenceReq
         document=document,
         model=model,
         stream=bool(stream),
-        max_output_tokens=limit if completion_limit is None else completion_limit,
+        max_output_tokens=_max_output_tokens(endpoint, document),
         cache_salt=salt if isinstance(salt, str) and salt else None,
     )
 
 
-def _check_messages(document: dict[str, Any]) -> None:
-    messages = document.get("messages")
-    if messages is None:
-        _reject("messages", "'messages' is missing. Send a list of objects with 'role' and 'content'.")
-    if not isinstance(messages, list):
-        _reject("messages", f"'messages' must be a list of objects, not {_json_type(messages)}.")
-    if not messages:
-        _reject("messages", "'messages' is empty. Send at least one message.")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            _reject(f"messages[{index}]", f"messages[{index}] must be an object with a string 'role'.")
-
-
-def _check_prompt(document: dict[str, Any]) -> None:
-    prompt = document.get("prompt")
-    if prompt is None:
-        if document.get("prompt_embeds") is not None:
-            return
-        _reject("prompt", "'prompt' is missing. Send a string, a list of token ids, or a list of either.")
-    if not isinstance(prompt, str | list):
-        _reject("prompt", f"'prompt' must be a string or a list, not {_json_type(prompt)}.")
-    if not prompt:
-        _reject("prompt", "'prompt' is empty. Send at least one character or token id.")
-
-
-def _integer(document: dict[str, Any], name: str, *, minimum: int) -> int | None:
-    value = document.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        _reject(name, f"'{name}' must be an integer, not {_json_type(value)}.")
-    if value < minimum:
-        _reject(name, f"'{name}' must be at least {minimum}, not {value}.")
-    return value
-
-
-def _reject(param: str | None, message: str) -> NoReturn:
-    raise RequestError(400, message, param=param)
-
-
-def _json_type(value: object) -> str:
-    if value is None:
-        return "null"
-    for kind, name in ((bool, "a boolean"), (int, "an integer"), (float, "a number"), (str, "a string")):
-        if isinstance(value, kind):
-            return name
-    return "a list" if isinstance(value, list) else "an object"
+def _max_output_tokens(endpoint: Endpoint, document: dict[str, Any]) -> int | None:
+    if not endpoint.generates:
+        return 1  # it ends where a prefill ends
+    if endpoint is Endpoint.RESPONSES:
+        return integer(document, "max_output_tokens", minimum=1)
+    limit = integer(document, "max_tokens", minimum=0)
+    if endpoint is Endpoint.MESSAGES:
+        return limit
+    integer(document, "n", minimum=1)
+    completion_limit = integer(document, "max_completion_tokens", minimum=0)
+    return limit if completion_limit is None else completion_limit
 
 
 def first_prompt(prompt: Any) -> Any:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import orjson
-
 from conductor.placement import FailureKind, Target, Usage
-from router.errors import error_document
+from router.error_shapes import error_shape
 from router.framing import BodyFramer, ResponseHead
 from router.upstream import UpstreamConnection, UpstreamFailure, UpstreamUnreachable
 from router.usage import usage_from_tail
@@ -177,7 +175,7 @@ class DecodeLeg(Leg):
 
     @property
     def events(self) -> int:
-        """Server-sent events passed on, the final ``[DONE]`` included."""
+        """Server-sent events passed on, the last one of the stream included."""
         return self._events
 
     def usage(self) -> Usage:
@@ -234,8 +232,7 @@ class DecodeLeg(Leg):
         head = self.head
         if head is None or not head.event_stream or head.encoded:
             return False
-        error = orjson.dumps(error_document(message, "upstream_error", code="stream_interrupted"))
-        event = b"data: %b\n\ndata: [DONE]\n\n" % error
+        event = error_shape(self.delivery.endpoint).last_event(message, self._last)
         if head.chunked and self.delivery.client_takes_chunks:
             if not self._whole_chunks or not self._last.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n")):
                 return False

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from conductor.placement import InstanceFailure, ModelCard, Placement, PlacementRequest, Usage
+from router.api_keys import KeyRing
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
 from router.settings import RouterSettings
+from router.tenant_metrics import TenantMetrics
 from router.tokens import TokenService
 from router.upstream import UpstreamPool
 
@@ -34,6 +36,12 @@ class PlacementService(Protocol):
     def place(self, request: PlacementRequest, now_s: float) -> Placement:
         """Raises PlacementError."""
 
+    def anywhere(self, request: PlacementRequest, now_s: float) -> Placement:
+        """Any instance of the model, for work that is no load: nothing is reserved and the placement has no id.
+
+        Of what is told of it, only failures count, against the instance. Raises PlacementError.
+        """
+
     def prefill_finished(self, placement_id: str, now_s: float) -> None: ...
 
     def first_token(self, placement_id: str, now_s: float) -> None: ...
@@ -50,7 +58,8 @@ class PlacementService(Protocol):
 class RouterServices:
     """Built once per process. ``start`` needs a running event loop; ``close`` ends whatever is in progress.
 
-    ``clock`` gives the monotonic seconds that placements, deadlines and metrics are counted in.
+    Without ``keys`` everybody is served. ``clock`` gives the monotonic seconds that placements, deadlines, limits
+    and metrics are counted in.
     """
 
     def __init__(
@@ -61,12 +70,16 @@ class RouterServices:
         tokens: TokenService | None = None,
         metrics: RouterMetrics | None = None,
         dispatch: Dispatch | None = None,
+        keys: KeyRing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placements = placements
         self.line = Line(AtOnce(placements) if dispatch is None else dispatch, clock)
         self.settings = settings = settings or RouterSettings()
         self.metrics = metrics or RouterMetrics()
+        self.keys = keys
+        if keys is not None:
+            self.metrics.registry.register(TenantMetrics(keys.tenants))
         self.tokens = tokens or TokenService(metrics=self.metrics)
         self.clock = clock
         self.pool = UpstreamPool(

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from router.api_keys import ApiKey
 from router.errors import RequestError
 from router.heads import Headers
 
@@ -28,20 +29,29 @@ class RequestTerms:
 DEFAULT_TERMS: Final = RequestTerms()
 
 
-def parse_terms(headers: Headers) -> RequestTerms:
-    """Raises RequestError (400) naming the field and what it may be."""
+def parse_terms(headers: Headers, key: ApiKey | None = None) -> RequestTerms:
+    """The tenant of a request with a ``key`` is the key's, and its priority no higher than the key's.
+
+    Raises RequestError (400) naming the field and what it may be.
+    """
     given = {name[len(PREFIX) :]: value for name, value in headers if name.startswith(PREFIX)}
     if not given:
-        return DEFAULT_TERMS
-    tenant = given.get(b"tenant", b"default")
-    if not _TENANT.fullmatch(tenant):
-        _refuse("tenant", "must be 1 to 128 printable characters without spaces", tenant)
+        return DEFAULT_TERMS if key is None else RequestTerms(key.tenant, key.priority)
+    priority = _priority(given.get(b"priority"))
+    if key is not None:
+        priority = min(priority, key.priority) if b"priority" in given else key.priority
     return RequestTerms(
-        tenant=tenant.decode("ascii"),
-        priority=_priority(given.get(b"priority")),
+        tenant=_tenant(given.get(b"tenant", b"default")) if key is None else key.tenant,
+        priority=priority,
         ttft_objective_s=_objective_s("ttft-objective-ms", given.get(b"ttft-objective-ms")),
         tbt_objective_s=_objective_s("tbt-objective-ms", given.get(b"tbt-objective-ms")),
     )
+
+
+def _tenant(value: bytes) -> str:
+    if not _TENANT.fullmatch(value):
+        _refuse("tenant", "must be 1 to 128 printable characters without spaces", value)
+    return value.decode("ascii")
 
 
 def _priority(value: bytes | None) -> int:

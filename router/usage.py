@@ -9,7 +9,10 @@ from conductor.placement import Usage
 _USAGE_BYTES = 2_048  # of the object, from its start
 
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_COUNT = re.compile(rb'"(prompt_tokens|completion_tokens|cached_tokens)"\s*:\s*(\d+)')
+_COUNT = re.compile(
+    rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens'
+    rb'|cache_read_input_tokens|cache_creation_input_tokens)"\s*:\s*(\d+)'
+)
 
 NO_USAGE = Usage()
 
@@ -17,7 +20,8 @@ NO_USAGE = Usage()
 def usage_from_tail(tail: bytes) -> Usage:
     """Read the last ``usage`` object in ``tail``, which may begin in the middle of a response.
 
-    Quotes inside generated text are escaped in JSON, so text cannot be mistaken for the object.
+    Quotes inside generated text are escaped in JSON, so text cannot be mistaken for the object. In Anthropic's
+    API ``input_tokens`` are those that no cache had; the names of the Responses API are the same otherwise.
     """
     at = tail.rfind(b'"usage":{')
     if at < 0:
@@ -25,10 +29,18 @@ def usage_from_tail(tail: bytes) -> Usage:
         if at < 0 or _USAGE.match(tail, at) is None:
             return NO_USAGE
     counts = dict(_COUNT.findall(tail, at, at + _USAGE_BYTES))
+    if b"input_tokens" not in counts:
+        return Usage(
+            prompt_tokens=_number(counts, b"prompt_tokens"),
+            output_tokens=_number(counts, b"completion_tokens"),
+            cached_tokens=_number(counts, b"cached_tokens"),
+        )
+    read = _number(counts, b"cache_read_input_tokens")
+    written = _number(counts, b"cache_creation_input_tokens")
     return Usage(
-        prompt_tokens=_number(counts, b"prompt_tokens"),
-        output_tokens=_number(counts, b"completion_tokens"),
-        cached_tokens=_number(counts, b"cached_tokens"),
+        prompt_tokens=int(counts[b"input_tokens"]) + (read or 0) + (written or 0),
+        output_tokens=_number(counts, b"output_tokens"),
+        cached_tokens=_number(counts, b"cached_tokens") if read is None else read,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import signal
 import time
@@ -24,6 +25,7 @@ from cache_index import Holder, LoadStat, SglangLoadFeeds, Tier
 from conductor.admission_metrics import AdmissionCollector
 from conductor.cache_lookup import make_lookup_router
 from conductor.cache_rest import make_cache_router
+from conductor.cli.access import make_key_ring
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.kept_state import open_state, restored_feeds
@@ -316,6 +318,7 @@ def _make_services(
         ),
         tokens=TokenService(tokenizers, engine=EngineTokenizer(client, engine_for), metrics=metrics),
         metrics=metrics,
+        keys=make_key_ring(config, os.environ),
         clock=clock,
     )
 

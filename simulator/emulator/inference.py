@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ from simulator.emulator.driver import EngineDriver, Progress, RequestFailed
 from simulator.emulator.generation import Answer, Writer
 from simulator.emulator.hand_off import KvPuller, KvTransferParams, offered_params
 from simulator.emulator.openai_api import (
+    AnswerShape,
     ApiError,
     ChatRequest,
     ChatShape,
     CompletionRequest,
     CompletionShape,
-    ResponseShape,
+    GenerationRequest,
     UsageCount,
     bad_request,
     parse,
@@ -53,8 +54,8 @@ class Choice:
 class Job:
     """A validated request: what it will say, how that is shaped, and where it runs."""
 
-    request: ChatRequest | CompletionRequest
-    shape: ResponseShape
+    request: GenerationRequest
+    shape: AnswerShape
     choices: list[Choice]
     rank: Rank
     session_id: str | None
@@ -125,7 +126,7 @@ class InferenceService:
                 schema = function.get("parameters") or {}
                 answer = self._writer.tool_answer(prompt, index, limits, function["name"], schema)
             choices.append(Choice(prompt, answer))
-        return self._job(request, ChatShape, "chatcmpl", choices, headers)
+        return self.job(request, ChatShape, "chatcmpl-", choices, headers)
 
     async def completion(self, body: bytes, headers: Headers) -> Job:
         request = parse(CompletionRequest, body)
@@ -146,18 +147,31 @@ class InferenceService:
             raise bad_request("The prompt is empty.", "prompt")
         if request.kv_transfer_params and len(request.prompts()) > 1:
             raise bad_request("kv_transfer_params is for a single prompt.", "kv_transfer_params")
-        return self._job(request, CompletionShape, "cmpl", choices, headers)
+        return self.job(request, CompletionShape, "cmpl-", choices, headers)
 
-    def _job(
+    async def chat_choice(
+        self, request: GenerationRequest, messages: Sequence[Mapping[str, Any]], tools: Any, param: str
+    ) -> Choice:
+        """The one text answer to a chat that another API has brought, in its field ``param``."""
+        try:
+            text = self.tokenizer.render(messages, tools)
+        except TemplateError as error:
+            raise bad_request(str(error), param) from None
+        prompt = await self.encode(text, add_special_tokens=False)
+        limits = request.limits(len(prompt), self.max_model_len)
+        return Choice(prompt, self._writer.answer(prompt, 0, limits))
+
+    def job(
         self,
-        request: ChatRequest | CompletionRequest,
-        shape: type[ResponseShape],
+        request: GenerationRequest,
+        shape: Callable[[str, str, int], AnswerShape],
         prefix: str,
         choices: list[Choice],
         headers: Headers,
     ) -> Job:
+        """``shape`` is given the response's id, which begins with ``prefix``, its model and creation time."""
         given = headers.get("x-request-id")
-        response_id = f"{prefix}-{given or uuid.uuid4().hex}"
+        response_id = f"{prefix}{given or uuid.uuid4().hex}"
         echoed = [(b"x-request-id", given.encode("latin-1"))] if given else []
         return Job(
             request,
@@ -182,10 +196,14 @@ class InferenceEndpoint:
     """An ASGI application for one completion route. Streams are sent as raw messages: they are the hot path."""
 
     def __init__(
-        self, service: InferenceService, prepare: Callable[[bytes, Headers], Awaitable[Job]]
+        self,
+        service: InferenceService,
+        prepare: Callable[[bytes, Headers], Awaitable[Job]],
+        error_body: Callable[[ApiError], dict[str, Any]] = lambda error: error.body,
     ) -> None:
         self._service = service
         self._prepare = prepare
+        self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._service.requests += 1
@@ -194,7 +212,7 @@ class InferenceEndpoint:
             job = await self._prepare(body, Headers(scope=scope))
             await Responder(self._service, job, receive, send).respond()
         except ApiError as error:
-            await _send_json(send, error.status, error.body, [])
+            await _send_json(send, error.status, self._error_body(error), [])
         except Disconnected:
             return
         finally:
@@ -302,8 +320,9 @@ class Responder:
                 await self._send(_start(200, b"text/event-stream; charset=utf-8", self._job.headers))
                 started = True
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
-        end = shape.usage_chunk(self._usage()) if self._job.request.include_usage else b""
-        await self._send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n"})
+        answers = [choice.answer for choice in choices]
+        end = shape.ending(answers, self._usage(), include_usage=self._job.request.include_usage)
+        await self._send({"type": "http.response.body", "body": end})
 
     def _finished(self) -> bool:
         started = len(self._sequences) == len(self._job.choices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -42,8 +42,8 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class _GenerationRequest(BaseModel):
-    """Fields that chat and text completions share; sampling fields are accepted and change nothing."""
+class GenerationRequest(BaseModel):
+    """Fields that all generating endpoints share; sampling fields are accepted and change nothing."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -93,7 +93,7 @@ class _GenerationRequest(BaseModel):
         )
 
 
-class ChatRequest(_GenerationRequest):
+class ChatRequest(GenerationRequest):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     tools: list[dict[str, Any]] | None = None
@@ -127,7 +127,7 @@ class ChatRequest(_GenerationRequest):
         return functions[name]
 
 
-class CompletionRequest(_GenerationRequest):
+class CompletionRequest(GenerationRequest):
     prompt: str | Tokens | list[str] | list[Tokens]
     logprobs: int | None = None
     echo: bool | None = False
@@ -204,8 +204,23 @@ def _json(text: str) -> bytes:
     return orjson.dumps(text)
 
 
+class AnswerShape(Protocol):
+    """Builds the answer and the stream of one request."""
+
+    response_id: str
+
+    def body(self, answers: Sequence[Answer], usage: UsageCount, kv_transfer_params: Any) -> dict[str, Any]:
+        """The whole answer, not streamed."""
+
+    def chunks(self, index: int, answer: Answer, start: int, end: int) -> bytes:
+        """Server-sent events for tokens ``start`` to ``end`` (exclusive) of choice ``index``."""
+
+    def ending(self, answers: Sequence[Answer], usage: UsageCount, *, include_usage: bool) -> bytes:
+        """The last events of a stream."""
+
+
 class ResponseShape:
-    """Builds the answer and the stream's chunks of one request; subclasses say how a choice looks."""
+    """Of chat and text completions; subclasses say how a choice looks."""
 
     object_name: str
     chunk_name: str
@@ -218,7 +233,6 @@ class ResponseShape:
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
 
     def body(self, answers: Sequence[Answer], usage: UsageCount, kv_transfer_params: Any) -> dict[str, Any]:
-        """The whole answer, not streamed."""
         return {
             "id": self.response_id,
             "object": self.object_name,
@@ -230,15 +244,17 @@ class ResponseShape:
         }
 
     def chunks(self, index: int, answer: Answer, start: int, end: int) -> bytes:
-        """Server-sent events for tokens ``start`` to ``end`` (exclusive) of choice ``index``."""
         last = len(answer.tokens) - 1
         events = [self._opening(index, answer)] if start == 0 else []
         for position in range(start, end):
             events.append(self._token(index, answer, answer.pieces[position], position == last))
         return b"".join(events)
 
-    def usage_chunk(self, usage: UsageCount) -> bytes:
-        return self._head + b'],"usage":' + orjson.dumps(usage.body) + b"}\n\n"
+    def ending(self, answers: Sequence[Answer], usage: UsageCount, *, include_usage: bool) -> bytes:
+        done = b"data: [DONE]\n\n"
+        if not include_usage:
+            return done
+        return self._head + b'],"usage":' + orjson.dumps(usage.body) + b"}\n\n" + done
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         raise NotImplementedError

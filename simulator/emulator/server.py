@@ -21,6 +21,7 @@ from starlette.routing import Route
 from simulator.emulator.driver import EngineDriver
 from simulator.emulator.hand_off import KvPuller, LinkTimer
 from simulator.emulator.inference import InferenceEndpoint, InferenceService, Rank
+from simulator.emulator.messages_api import MessagesApi, messages_error
 from simulator.emulator.metrics import EngineMetrics
 from simulator.emulator.openai_api import (
     ApiError,
@@ -29,7 +30,9 @@ from simulator.emulator.openai_api import (
     bad_request,
     parse,
 )
+from simulator.emulator.pooling_api import PoolingApi
 from simulator.emulator.publisher import EventFormat, KvEventPublisher
+from simulator.emulator.responses_api import ResponsesApi
 from simulator.emulator.tokens import TOKENIZER_FOLDER, ChatTokenizer, TemplateError
 from simulator.engine import Engine, EngineLimits
 from simulator.kv_cache import KvCache
@@ -156,10 +159,18 @@ class EmulatedEngine:
 
     def _application(self) -> Starlette:
         service = self._service
+        pooling = PoolingApi(service)
         return Starlette(
             routes=[
                 _post("/v1/chat/completions", InferenceEndpoint(service, service.chat)),
                 _post("/v1/completions", InferenceEndpoint(service, service.completion)),
+                _post("/v1/responses", InferenceEndpoint(service, ResponsesApi(service).prepare)),
+                _post(
+                    "/v1/messages", InferenceEndpoint(service, MessagesApi(service).prepare, messages_error)
+                ),
+                Route("/v1/embeddings", pooling.embeddings, methods=["POST"]),
+                *(Route(path, pooling.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank")),
+                *(Route(path, pooling.score, methods=["POST"]) for path in ("/v1/score", "/score")),
                 Route("/v1/models", self._models),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/detokenize", self._detokenize, methods=["POST"]),

@@ -80,6 +80,23 @@ def test_aliases_are_resolved_and_listed() -> None:
     assert [card.model for card in scheduler.models()] == ["llama", "adapter", "gpt-4"]
 
 
+def test_work_that_is_no_load_goes_to_every_instance_in_turn_and_reserves_nothing() -> None:
+    scheduler = make_scheduler()
+    asked = request(64)
+    placements = [scheduler.anywhere(asked, 0.0) for _ in range(8)]
+    names = [placement.decode.instance_id for placement in placements]
+    assert sorted(names) == sorted(2 * [instance.instance_id for instance in scheduler.cluster])
+    assert not any(placement.disaggregated or placement.placement_id for placement in placements)
+    scheduler.finished("", 1.0, Usage(64, 0, 0))
+    assert scheduler.active_placements == 0
+    scheduler.check_invariants()
+    with pytest.raises(UnknownModelError):
+        scheduler.anywhere(request(64, model="unknown"), 0.0)
+    every = frozenset(names)
+    with pytest.raises(NoInstanceError, match="failed this request before"):
+        scheduler.anywhere(request(64, excluded=every), 0.0)
+
+
 def test_an_unknown_model_is_refused_with_those_served() -> None:
     with pytest.raises(UnknownModelError, match=r"'gpt-5' is not served here; served: llama, adapter"):
         make_scheduler().place(request(model="gpt-5"), 0.0)

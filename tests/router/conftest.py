@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ from conductor.placement import (
     UnknownModelError,
     Usage,
 )
-from router import FrontDoorServer, RouterServices, RouterSettings, create_app
+from router import FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
 
 MODEL = "test/model"
 ANSWER = {
@@ -196,6 +197,11 @@ class Placements:
             placement_id, request.request_id, self.engine_model, prefill, decode, 16, plan, 0.0125, 0.01
         )
 
+    def anywhere(self, request: PlacementRequest, now_s: float) -> Placement:
+        placement = self.place(request, now_s)
+        self.calls.remove(("place", placement.placement_id))
+        return replace(placement, placement_id="", decode=placement.prefill)
+
     @staticmethod
     def _first(targets: list[Target], request: PlacementRequest) -> Target:
         for target in targets:
@@ -210,10 +216,12 @@ class Placements:
         self.calls.append(("first_token", placement_id))
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
-        self.calls.append(("finished", usage))
+        if placement_id:
+            self.calls.append(("finished", usage))
 
     def cancelled(self, placement_id: str, now_s: float) -> None:
-        self.calls.append(("cancelled", placement_id))
+        if placement_id:
+            self.calls.append(("cancelled", placement_id))
 
     def failed(self, placement_id: str, now_s: float, failure: InstanceFailure) -> None:
         self.calls.append(("failed", failure))
@@ -331,6 +339,8 @@ class Cluster:
         decode: list[Any] | None = None,
         *,
         tokens: Any = None,
+        keys: KeyRing | None = None,
+        clock: Callable[[], float] = time.monotonic,
         not_ready_reason: Callable[[], str | None] = lambda: None,
         **settings: Any,
     ) -> FrontDoor:
@@ -339,7 +349,9 @@ class Cluster:
 
         placements = Placements(targets(prefill), None if decode is None else targets(decode))
         settings = {"retry_backoff_s": 0.001, "shutdown_timeout_s": 1, **settings}
-        services = RouterServices(placements, settings=RouterSettings(**settings), tokens=tokens)
+        services = RouterServices(
+            placements, settings=RouterSettings(**settings), tokens=tokens, keys=keys, clock=clock
+        )
         app = create_app(services, not_ready_reason=not_ready_reason)
         server = FrontDoorServer(app, services, port=0)
         await server.start()

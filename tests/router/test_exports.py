@@ -9,11 +9,14 @@ import router
 def test_exported_names() -> None:
     assert set(router.__all__) == {
         "PROTOCOLS",
+        "ApiKey",
         "EngineTokenizer",
         "FrontDoorProtocol",
         "FrontDoorServer",
         "HandoffError",
         "HandoffProtocol",
+        "KeyLimits",
+        "KeyRing",
         "PlacementService",
         "PrefillAnswer",
         "PromptTokenizer",

@@ -1,0 +1,54 @@
+"""The keys of the configuration, as the front door checks them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from conductor.access_config import ApiKeyConfig, is_sendable_key
+from conductor.config import Config, ConfigError
+from router import ApiKey, KeyLimits, KeyRing
+
+
+def make_key_ring(config: Config, environment: Mapping[str, str]) -> KeyRing | None:
+    """None where no keys are configured, and everybody may use everything. Raises ConfigError."""
+    if not config.api_keys:
+        return None
+    try:
+        return KeyRing([_api_key(key, config, environment) for key in config.api_keys])
+    except ValueError as error:
+        raise ConfigError(f"api_keys: {error}") from None
+
+
+def _api_key(key: ApiKeyConfig, config: Config, environment: Mapping[str, str]) -> ApiKey:
+    limits = key.limits
+    return ApiKey(
+        name=key.name,
+        sha256=_sha256(key, environment),
+        tenant=key.tenant or key.name,
+        limits=KeyLimits(limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency),
+        models=None if key.models is None else _with_aliases(key.models, config),
+        priority=key.priority,
+        admin=key.admin,
+    )
+
+
+def _sha256(key: ApiKeyConfig, environment: Mapping[str, str]) -> bytes:
+    if key.key_sha256 is not None:
+        return bytes.fromhex(key.key_sha256.get_secret_value())
+    if key.key is not None:
+        return hashlib.sha256(key.key.get_secret_value().encode()).digest()
+    assert key.key_env is not None
+    value = environment.get(key.key_env, "")
+    if not is_sendable_key(value):
+        raise ConfigError(
+            f"api_keys: the key {key.name!r} is to be in the environment variable {key.key_env!r}, which is "
+            f"{'not printable ASCII without spaces' if value else 'not set'}"
+        )
+    return hashlib.sha256(value.encode()).digest()
+
+
+def _with_aliases(names: list[str], config: Config) -> frozenset[str]:
+    """Who may use a model may call it by its other names."""
+    aliases = {alias for model in config.models if model.name in names for alias in model.aliases}
+    return frozenset(names) | aliases

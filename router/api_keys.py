@@ -1,0 +1,89 @@
+"""Keys of clients: who sends a request, told by the key it carries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from router.accounts import UNLIMITED, Account, KeyLimits, TenantCounts
+from router.errors import RequestError
+from router.heads import Headers
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """``sha256`` is the digest of the key. ``models`` are the names it may ask for, None: all.
+
+    ``priority`` is the highest its requests may have. ``admin`` keys may use the whole REST API.
+    """
+
+    name: str
+    sha256: bytes = field(repr=False)
+    tenant: str
+    limits: KeyLimits = UNLIMITED
+    models: frozenset[str] | None = None
+    priority: int = 0
+    admin: bool = False
+
+    def check_model(self, model: str) -> None:
+        """Raises RequestError (403)."""
+        if self.models is not None and model not in self.models:
+            allowed = ", ".join(sorted(self.models))
+            raise RequestError(
+                403,
+                f"This key may not use the model {model!r}; it may use: {allowed}.",
+                kind="permission_error",
+                param="model",
+                code="model_not_allowed",
+            )
+
+
+class KeyRing:
+    """All keys with their accounts.
+
+    Keys are found by a digest that is keyed with a secret of this process: how long a look-up takes tells
+    nothing about any key, and nobody can choose what is compared.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        """Raises ValueError for a key that is there twice."""
+        self._secret = os.urandom(32)
+        self._known: dict[bytes, tuple[ApiKey, Account]] = {}
+        self.tenants: dict[str, TenantCounts] = {}
+        for key in keys:
+            blinded = self._blinded(key.sha256)
+            if blinded in self._known:
+                raise ValueError(f"the keys {self._known[blinded][0].name!r} and {key.name!r} are the same")
+            tenant = self.tenants.setdefault(key.tenant, TenantCounts())
+            self._known[blinded] = (key, Account(key.name, key.limits, tenant))
+
+    def identify(self, headers: Headers) -> tuple[ApiKey, Account]:
+        """Raises RequestError (401)."""
+        given = presented_key(headers)
+        if given is None:
+            raise _unauthorized(
+                "No API key was sent. Send 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                "missing_api_key",
+            )
+        found = self._known.get(self._blinded(hashlib.sha256(given).digest()))
+        if found is None:
+            raise _unauthorized("The API key is not known here.", "invalid_api_key")
+        return found
+
+    def _blinded(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._secret).digest()
+
+
+def presented_key(headers: Headers) -> bytes | None:
+    """The key in ``Authorization: Bearer`` or, where that is missing, in ``x-api-key``."""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            return key.strip() or None if scheme.lower() == b"bearer" else None
+    return next((value for name, value in headers if name == b"x-api-key" and value), None)
+
+
+def _unauthorized(message: str, code: str) -> RequestError:
+    return RequestError(401, message, kind="authentication_error", code=code)

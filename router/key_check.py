@@ -1,0 +1,42 @@
+"""Keys on the REST API: any key may list models, the rest of it is for the keys of administrators."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.api_keys import KeyRing
+from router.errors import RequestError
+
+_OPEN = frozenset(("/health", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"))
+_OPEN_FOLDER = "/lmcache/"  # LMCache's servers have no keys to send
+
+
+class KeyCheck:
+    """ASGI middleware; inference requests never come here."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
+            try:
+                self._check(scope)
+            except RequestError as error:
+                answer = Response(error.body(), error.status, media_type="application/json")
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        key, _ = self._keys.identify(scope["headers"])
+        path: str = scope["path"]
+        if key.admin or path == "/v1/models" or path.startswith("/v1/models/"):
+            return
+        message = f"The key {key.name!r} may not use {path}; that takes a key with 'admin: true'."
+        raise RequestError(403, message, kind="permission_error", code="not_an_admin")
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN or path.startswith(_OPEN_FOLDER)
