@@ -111,6 +111,7 @@ class SummaryPart(_Part):
 class ObjectivesPart(_Part):
     ttft_s: float
     tbt_s: float
+    tbt_share: float
 
 
 class CumulativePart(_Part):
