@@ -202,7 +202,7 @@ TestRecordedMachine = RecordedMachine.TestCase
 def test_every_event_is_recorded_and_every_other_method_only_reads() -> None:
     reads = {
         "consider", "models", "why_not_ready", "calibration", "check_invariants", "active_placements", "find",
-        "record_to", "objectives", "aliases", "calibrations",
+        "record_to", "objectives", "aliases", "calibrations", "anywhere",
     }  # fmt: skip
     made_of_events = {"place_together"}  # one `place` each
     public = {name for name in dir(RecordedScheduler) if not name.startswith("_")}
