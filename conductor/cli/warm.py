@@ -16,7 +16,7 @@ def warm() -> None:
     with console.status("compiling kernels"):
         import cache_index
         from conductor.rehearsal import rehearse
-        from simulator.cluster.kernels.progress import compile_all
+        from simulator.cluster.kernels import compile_all
 
         cache_index.warm()
         rehearse()

@@ -1,7 +1,8 @@
 """Whole clusters in virtual time, driven by the scheduler that serves real traffic."""
 
 from simulator.cluster.layout import make_scheduler
-from simulator.cluster.simulation import ClusterSimulation, Outcome, RequestResult, Simulated, Timeline
+from simulator.cluster.results import Outcome, RequestResult, Simulated, Timeline
+from simulator.cluster.simulation import ClusterSimulation
 from simulator.cluster.specification import ClusterSpec, InstanceSpec, Outage, PoolSpec, uniform
 from simulator.cluster.workload import (
     BLOCK_TOKENS,

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import inf
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cache_index import Holder, Namespace, Tier
 from conductor.cluster import ReportedLoad
@@ -29,9 +27,11 @@ from conductor.placement import (
     Usage,
 )
 from conductor.scheduler import Scheduler
-from simulator.cluster.engines import Engines, Gauges, Load, Store, flat_hashes, stores_of
+from simulator.cluster.engine_state import Store, stores_of
+from simulator.cluster.engines import Engines, Gauges, Load, flat_hashes
 from simulator.cluster.kernels import layout as k
 from simulator.cluster.layout import MODEL
+from simulator.cluster.results import Outcome, RequestResult, Simulated, Timeline
 from simulator.cluster.specification import POOL_TIERS, ClusterSpec, Outage
 from simulator.cluster.workload import BLOCK_TOKENS, Request
 
@@ -39,72 +39,6 @@ POLL_S: Final = 1.0  # between two looks at engines' gauges, as `conductor serve
 ATTEMPTS: Final = 3  # at a request, when instances die under it
 _NO_TOKENS: Final = np.empty(0, np.uint32)
 _NO_HASHES: Final = np.empty(0, np.uint64)
-
-
-class Outcome(StrEnum):
-    FINISHED = "finished"
-    REJECTED = "rejected"  # by admission
-    REFUSED = "refused"  # no instance can take it: it is too long for all of them
-    FAILED = "failed"  # instances died under it as often as it was tried
-
-
-@dataclass(frozen=True, slots=True)
-class RequestResult:
-    """What became of one request; times after ``arrival_s`` are from there on, and infinite if not finished.
-
-    ``queue_s`` is when its prefill began (loads from slower tiers included), ``prefilled_s`` when that ended,
-    ``received_s`` when its KV cache was where it decodes. ``tbt_s`` is the mean of its longest tenth of token
-    gaps, ``itl_s`` of all; 0 for answers of one token. ``cached_tokens`` were reused at prefill; those of them
-    that were not on the instance's device are counted by where they came from.
-    """
-
-    number: int
-    outcome: Outcome
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int = 0
-    queue_s: float = inf
-    ttft_s: float = inf
-    tbt_s: float = inf
-    itl_s: float = inf
-    e2e_s: float = inf
-    prefill_instance: str = ""
-    decode_instance: str = ""
-    predicted_ttft_s: float = inf
-    prefilled_s: float = inf
-    received_s: float = inf
-    host_tokens: int = 0
-    disk_tokens: int = 0
-    pod_tokens: int = 0
-    remote_tokens: int = 0
-    peer_tokens: int = 0
-    preemptions: int = 0
-    retries: int = 0  # after instances died
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Gauges of every instance, once a second: arrays of [look, instance]."""
-
-    at_s: NDArray[np.float64]  # [look]
-    instances: tuple[str, ...]
-    running: NDArray[np.int32]
-    waiting: NDArray[np.int32]
-    kv_usage: NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """All requests in the order of their end, and what the engines did."""
-
-    results: list[RequestResult]
-    end_s: float
-    busy_s: dict[str, float]  # of every instance
-    load_variation: float  # of requests per instance: standard deviation by mean, mean of all polls
-    engine_runs: int  # steps, where several that grew evenly count as one
-    computed_tokens: int  # of prompts
-    timeline: Timeline
 
 
 @dataclass(slots=True)
@@ -188,7 +122,7 @@ class ClusterSimulation:
             if arrival is not None and arrival.arrival_s <= now_s:
                 self._tell_index()
                 while arrival is not None and arrival.arrival_s <= now_s:
-                    self._arrive(arrival, now_s)
+                    self._ask(arrival, _asked(arrival, self._block_tokens), 0, now_s)
                     arrival = next(arrivals, None)
             if self._held:
                 self._tell_index()
@@ -223,9 +157,6 @@ class ClusterSimulation:
             wakeup_s = self._dispatcher.next_wakeup_s(now_s)
             next_s = next_s if wakeup_s is None else min(next_s, wakeup_s)
         return max(next_s, now_s)
-
-    def _arrive(self, request: Request, now_s: float) -> None:
-        self._ask(request, _asked(request, self._block_tokens), 0, now_s)
 
     def _ask(self, request: Request, asked: PlacementRequest, retries: int, now_s: float) -> None:
         try:

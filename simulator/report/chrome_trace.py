@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from simulator.cluster.simulation import Outcome, RequestResult, Simulated, Timeline
+from simulator.cluster.results import Outcome, RequestResult, Simulated, Timeline
 from simulator.cluster.specification import Outage
 
 ROUTER: Final = 1  # process ids

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.cluster.simulation import Timeline
+from simulator.cluster.results import Timeline
 from simulator.report.measured import Measured
 from simulator.report.statistics import Column, rounded
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from simulator.cluster.simulation import Outcome, RequestResult, Simulated, Timeline
+from simulator.cluster.results import Outcome, RequestResult, Simulated, Timeline
 from simulator.report.statistics import Column
 
 SLOWER_TIERS: Final = ("host", "disk", "pod", "remote", "peer")  # a peer: the device of another instance

@@ -11,7 +11,7 @@ import orjson
 from pydantic import ValidationError
 
 from conductor.placement import Objectives
-from simulator.cluster.simulation import Simulated
+from simulator.cluster.results import Simulated
 from simulator.report.bounds import Bounds
 from simulator.report.curves import cumulative, heatmaps, load_variation_over_time, rolling
 from simulator.report.measured import Measured, measured

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from conductor.placement import Objectives
-from simulator.cluster.simulation import RequestResult, Simulated
+from simulator.cluster.results import RequestResult, Simulated
 from simulator.report.bounds import Bounds, bounds_and_gaps
 from simulator.report.measured import Measured, measured
 from simulator.report.statistics import Column, in_ms, mean_ms, ratio, rounded, statistics
