@@ -64,7 +64,7 @@ _ROLE_NAMES = {PREFILL: "prefill", DECODE: "decode", MIXED: "mixed", 0: "none"}
 class RecordLog:
     """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates.
 
-    A record keeps the estimates of all its candidates, 108 bytes each: in a large cluster memory bounds the log.
+    A record keeps the estimates of all its candidates, 116 bytes each: in a large cluster memory bounds the log.
     """
 
     MAX_CANDIDATES = 200_000
@@ -137,6 +137,7 @@ def explain(record: PlacementRecord, now_s: float, limit: int | None = None) -> 
             **plan_and_prediction(record)["predicted"],
             "wait_for_memory_ms": _ms(float(c.wait_s[record.choice.decode])),
             "inflicted_ms": _ms(float(c.inflicted_s[record.choice.prefill])),
+            "harmed_requests": round(float(c.harm[record.choice.prefill]), 4),
         },
         "objectives": {"ttft_ms": _ms(c.ttft_objective_s), "tbt_ms": _ms(c.tbt_objective_s)},
         "counterfactual": _counterfactual(record, c),
@@ -235,6 +236,7 @@ def _candidates(record: PlacementRecord, c: Candidates, positions: Ints) -> list
         "prefill_ms": _all_ms(c.prefill_s[positions]),
         "ttft_ms": _all_ms(c.ttft_s[positions]),
         "inflicted_ms": _all_ms(c.inflicted_s[positions]),
+        "harmed_requests": c.harm[positions].round(4).tolist(),
         "hand_off_ms": [
             ms if role == DECODE else None
             for ms, role in zip(_all_ms(c.hand_off_s[positions]), c.roles[positions].tolist(), strict=True)

@@ -34,7 +34,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    cost_s: Floats  # [request, rank]: TTFT and inflicted delay were it alone; inf where it cannot go
+    cost_s: Floats  # [request, rank]: TTFT, inflicted delay and harm were it alone; inf where it cannot go
     prefill_s: Floats  # [request, rank]: by how much those behind it wait longer
 
 
@@ -55,8 +55,16 @@ def assign(batch: Sequence[Candidates]) -> Assignment | None:
 
 
 def _problem(batch: Sequence[Candidates]) -> _Problem:
+    # As in `slo`, who would miss an objective costs as much as a TTFT of the whole objective.
     cost_s = np.array(
-        [c.queue_s + c.prefill_s + c.inflicted_s + np.where(c.is_mixed, c.wait_s, 0.0) for c in batch]
+        [
+            c.queue_s
+            + c.prefill_s
+            + np.where(c.is_mixed, c.wait_s, 0.0)
+            + c.inflicted_s
+            + c.harm * c.ttft_objective_s
+            for c in batch
+        ]
     )
     possible = np.array([c.fits & (c.roles != 0) & (c.roles != DECODE) for c in batch])
     return _Problem(np.where(possible, cost_s, np.inf), np.array([c.prefill_s for c in batch]))

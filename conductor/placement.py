@@ -113,9 +113,8 @@ class Target:
     rank: int = 0
     ranks: int = 1
     protocol: str = "vllm-nixl"  # prefill/decode hand-off protocol (router.disaggregation)
-    api_key: str | None = field(
-        default=None, repr=False
-    )  # replaces the client's credentials on the way to this engine
+    # Replaces the client's credentials on the way to this engine.
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

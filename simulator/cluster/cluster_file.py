@@ -118,7 +118,7 @@ class SchedulingSection(_Section):
         return self.model_copy(update={"policy": policy, "policy_parameters": {}})
 
     def objectives_s(self) -> Objectives:
-        return Objectives(self.objectives.ttft_s, self.objectives.tbt_s)
+        return Objectives(**self.objectives.model_dump())
 
 
 class ClusterSection(_Section):

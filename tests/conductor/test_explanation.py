@@ -87,6 +87,8 @@ def test_every_candidate_is_told_as_it_was_estimated(busy: Scheduler) -> None:
         assert each["queue_ms"] == pytest.approx(1e3 * c.queue_s[i], abs=1e-3)
         assert each["prefill_ms"] == pytest.approx(1e3 * c.prefill_s[i], abs=1e-3)
         assert each["tbt_ms"] == pytest.approx(1e3 * c.tbt_s[i], abs=1e-3)
+        assert each["inflicted_ms"] == pytest.approx(1e3 * c.inflicted_s[i], abs=1e-3)
+        assert each["harmed_requests"] == pytest.approx(c.harm[i], abs=1e-4)
         assert list(each["cached_tokens"].values()) == c.local_tokens[:, i].tolist()
         assert each["overlap_tokens"] == each["cached_tokens"][Tier.DEVICE.name.lower()]
         assert (each["plan_peer"] is None) == (c.plan_peer[i] == NO_PEER)
@@ -97,6 +99,15 @@ def test_every_candidate_is_told_as_it_was_estimated(busy: Scheduler) -> None:
     assert [each["instance"] for each in explain(record, 0.1, limit=2)["candidates"]] == [
         each["instance"] for each in told[:2]
     ]
+
+
+def test_harm_to_those_aboard_is_told() -> None:
+    scheduler = make_scheduler("m")
+    aboard = scheduler.place(request(), 0.0)
+    scheduler.first_token(aboard.placement_id, 0.0)
+    explained = explain(scheduler.consider(request(16_384, seed=9), 0.0), 0.0)
+    assert 0.0 < explained["predicted"]["harmed_requests"] <= 1.0
+    assert explained["candidates"][0]["harmed_requests"] == explained["predicted"]["harmed_requests"]
 
 
 def test_what_could_not_be_chosen_says_why() -> None:

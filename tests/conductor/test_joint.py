@@ -31,6 +31,13 @@ def test_on_one_rank_the_shorter_prefill_goes_first() -> None:
     assert together.cost_s == pytest.approx(1.0 + 1.0 + 3.0)
 
 
+def test_those_aboard_are_spared_where_the_detour_is_short() -> None:
+    c = make_candidates("mm", queue_s=[0.0, 0.4], prefill_s=[0.2, 0.2], harm=[0.5, 0.0])
+    spared = assign([c])
+    assert spared is not None
+    assert spared.ranks == [1]
+
+
 def test_a_request_that_can_go_nowhere_is_left_to_be_refused() -> None:
     assert assign([make_candidates("m"), make_candidates("m", fits=[False])]) is None
 
@@ -90,7 +97,7 @@ def _by_hashes(prompt: PlacementRequest, block_size: int) -> PlacementRequest:
 @pytest.mark.parametrize("by_hashes", [False, True])
 def test_those_who_begin_alike_land_together(by_hashes: bool) -> None:
     scheduler = make_scheduler("mmmm")
-    prompt = _by_hashes(request(8192), BLOCK) if by_hashes else request(8192)
+    prompt = _by_hashes(request(16_384), BLOCK) if by_hashes else request(16_384)
     placements = scheduler.place_together([replace(prompt) for _ in range(4)], 0.0)
     assert len({p.prefill.instance_id for p in placements if isinstance(p, Placement)}) <= 2, (
         "what the first computes, the others find"

@@ -32,7 +32,7 @@ links: {rack: {bytes_per_s: 1.0e9, latency_s: 0.5}}
 scheduling:
   policy: lmetric
   seed: 3
-  objectives: {ttft_s: 30, tbt_s: 0.1}
+  objectives: {ttft_s: 30, tbt_s: 0.1, tbt_share: 1}
   admission: {rule: early, parameters: {limit: 0.9}, queue: {capacity: 10}}
 """
 PROFILE = {"extends": "llama-3.1-8b-h100", "name": "mine", "kv_capacity_tokens": 5_000}
@@ -62,7 +62,7 @@ def test_every_key_means_what_it_says(tmp_path: Path) -> None:
     )
     assert found.cluster.outages == (Outage("fill1", 100.0, 30.0),)
     assert found.cluster.links == {**DEFAULT_LINKS, Distance.RACK: Speed(1e9, 0.5)}
-    assert found.scheduling.objectives_s() == Objectives(30.0, 0.1)
+    assert found.scheduling.objectives_s() == Objectives(30.0, 0.1, 1.0)
     assert (found.scheduling.policy, found.scheduling.admission.rule) == ("lmetric", "early")
     assert pickle.loads(pickle.dumps(found)) == found, "points travel to other processes"
 
