@@ -31,6 +31,7 @@ from cache_index.mooncake import DEFAULT_RECONCILE_S
 from conductor.access_config import ApiKeyConfig, check_names
 from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
+from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import explain
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
@@ -237,7 +238,7 @@ class EmulationConfig(_Section):
     @classmethod
     def _shape(cls, shape: str | None) -> str | None:
         if shape is not None:
-            parse_cluster_shape(shape)
+            read_cluster_shape(shape)
         return shape
 
 
@@ -323,13 +324,3 @@ def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -
     except ValidationError as error:
         where = str(path) if path is not None else "configuration"
         raise ConfigError("\n".join(f"{where}: {line}" for line in explain(error, Config))) from None
-
-
-def parse_cluster_shape(shape: str) -> list[Role]:
-    """`2p2d` -> two prefill and two decode roles; `4` -> four mixed ones. Raises ValueError."""
-    pair = re.fullmatch(r"(\d+)p(\d+)d", shape)
-    if pair and int(pair[1]) > 0 and int(pair[2]) > 0:
-        return [Role.PREFILL] * int(pair[1]) + [Role.DECODE] * int(pair[2])
-    if shape.isdecimal() and int(shape) > 0:
-        return [Role.MIXED] * int(shape)
-    raise ValueError(f"{shape!r} is no cluster shape; write for example 2p2d (prefill/decode) or 4 (mixed)")

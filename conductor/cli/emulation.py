@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from conductor.config import EmulationConfig, InstanceConfig, parse_cluster_shape
+from conductor.cluster_shape import read_cluster_shape
+from conductor.config import EmulationConfig, InstanceConfig
 from conductor.placement import Role
 
 _log = structlog.get_logger(__name__)
@@ -105,7 +106,8 @@ class EmulatedCluster:
 
 
 def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProcess]:
-    roles = parse_cluster_shape(config.cluster or "")
+    shape = read_cluster_shape(config.cluster or "")
+    roles = [role for role, count in shape.items() for _ in range(count)]
     ports = _ports(host, config.base_port, 3 * len(roles))
     counts: dict[Role, int] = {}
     engines = []

@@ -1,7 +1,9 @@
-"""How good any scheduler could be at best, on a given workload and cluster."""
+"""How good any scheduler could be at best, on a given workload and cluster.
+
+`simulator.bounds.optimum` has true optima of a few requests; its solver is imported with it only.
+"""
 
 from simulator.bounds.bound import Bounds, bounds
-from simulator.bounds.optimum import optimal_in_time, optimal_mean_ttft_s
 from simulator.bounds.waiting import Argument
 
-__all__ = ["Argument", "Bounds", "bounds", "optimal_in_time", "optimal_mean_ttft_s"]
+__all__ = ["Argument", "Bounds", "bounds"]

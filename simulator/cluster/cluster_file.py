@@ -7,7 +7,6 @@ they mean the same.
 from __future__ import annotations
 
 import copy
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,13 +19,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from cache_index import Tier
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.catalogue.profile_file import read_instance_class
+from conductor.cluster_shape import read_cluster_shape
 from conductor.config import AdmissionConfig, ConfigError, ObjectivesConfig, Positive
 from conductor.configuration_faults import did_you_mean, explain
 from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed, Topology
 from conductor.placement import Objectives, Role
 from conductor.policies import make_policy
 from simulator.cluster.sizes import Size, read_size
-from simulator.cluster.specification import ClusterSpec, InstanceSpec, Outage, PoolSpec
+from simulator.cluster.specification import ROLE_LETTERS, ClusterSpec, InstanceSpec, Outage, PoolSpec
 
 DEFAULT_CLASS: Final = "llama-3.1-8b-h100"
 
@@ -35,8 +35,6 @@ _NotNegative = Annotated[float, Field(ge=0)]
 _Count = Annotated[int, Field(ge=1)]
 _Name = Annotated[str, Field(min_length=1)]
 _Built = TypeVar("_Built")
-
-_LETTERS: Final = {Role.MIXED: "m", Role.PREFILL: "p", Role.DECODE: "d"}
 
 
 class _Section(BaseModel):
@@ -161,26 +159,18 @@ def cluster_content(path: Path) -> dict[str, Any]:
 
 def short_form(text: str, instance_class: str = DEFAULT_CLASS) -> dict[str, Any]:
     """The content of a cluster file for ``8`` (mixed instances) or ``4p4d``. Raises ConfigError."""
-    counts = read_split(text)
-    if counts is None:
+    try:
+        counts = read_cluster_shape(text)
+    except ValueError as error:
         raise ConfigError(
-            f"{text!r} is neither a number of mixed instances (8), nor a split such as 4p4d, nor a cluster "
-            "file: a path that ends in .yaml (docs/simulation.md)"
-        )
+            f"{error}, nor a cluster file: a path that ends in .yaml (docs/simulation.md)"
+        ) from None
     return {
         "instances": [
             {"count": count, "role": role.value, "instance_class": instance_class}
             for role, count in counts.items()
         ]
     }
-
-
-def read_split(text: str) -> dict[Role, int] | None:
-    """Instances by role of ``8`` or ``4p4d``; None for anything else."""
-    if re.fullmatch(r"[1-9]\d*", text):
-        return {Role.MIXED: int(text)}
-    pair = re.fullmatch(r"([1-9]\d*)p([1-9]\d*)d", text)
-    return {Role.PREFILL: int(pair[1]), Role.DECODE: int(pair[2])} if pair else None
 
 
 def make_cluster(content: Mapping[str, Any], folder: Path, where: str) -> ClusterFile:
@@ -254,7 +244,7 @@ class _Builder:
         return made
 
     def _names(self, section: InstanceSection, numbers: Counter[str]) -> list[str]:
-        prefix = section.name or _LETTERS[section.role]
+        prefix = section.name or ROLE_LETTERS[section.role]
         if section.name is not None and section.count is None:
             names = [prefix]
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,11 +9,14 @@ from math import inf
 from typing import Final
 
 from cache_index import Tier
+from conductor.cluster_shape import read_cluster_shape
 from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed
 from conductor.placement import Role
 
 INSTANCE_TIERS: Final = (Tier.HOST, Tier.DISK)  # an instance's own, beside its device
 POOL_TIERS: Final = (Tier.POD, Tier.REMOTE)
+
+ROLE_LETTERS: Final = {Role.MIXED: "m", Role.PREFILL: "p", Role.DECODE: "d"}  # names of instances begin so
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +132,13 @@ def uniform(
 ) -> ClusterSpec:
     """``8`` for eight mixed instances, ``4p4d`` for four that prefill and four that decode, all of one class.
 
-    ``kv_tokens`` 0: as the class has. Raises ValueError saying what was expected.
+    ``kv_tokens`` 0: as the class has. Raises ValueError.
     """
-    mixed = re.fullmatch(r"(\d+)", text)
-    pair = re.fullmatch(r"(\d+)p(\d+)d", text)
-    if mixed and int(mixed[1]):
-        groups = [(Role.MIXED, int(mixed[1]), "m")]
-    elif pair and int(pair[1]) and int(pair[2]):
-        groups = [(Role.PREFILL, int(pair[1]), "p"), (Role.DECODE, int(pair[2]), "d")]
-    else:
-        raise ValueError(
-            f"cluster {text!r} is neither a number of mixed instances (8) nor a split such as 4p4d"
-        )
     capacity = kv_tokens or instance_class.kv_capacity_tokens
     return ClusterSpec(
         tuple(
-            InstanceSpec(f"{letter}{number}", role, instance_class, capacity, sequences=sequences)
-            for role, count, letter in groups
+            InstanceSpec(f"{ROLE_LETTERS[role]}{number}", role, instance_class, capacity, sequences=sequences)
+            for role, count in read_cluster_shape(text).items()
             for number in range(count)
         )
     )

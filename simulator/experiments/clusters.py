@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from conductor.cluster_shape import read_cluster_shape
 from conductor.config import ConfigError
 from conductor.placement import Role
 from simulator.cluster.cluster_file import (
@@ -16,7 +17,6 @@ from simulator.cluster.cluster_file import (
     ClusterFile,
     cluster_content,
     make_cluster,
-    read_split,
     short_form,
 )
 
@@ -47,9 +47,10 @@ class ClusterSource:
 
     def with_split(self, split: str) -> ClusterSource:
         """The same cluster with as many instances of each role as ``2p6d`` or ``8`` says. Raises ConfigError."""
-        counts = read_split(split)
-        if counts is None:
-            raise ConfigError(f"ratio {split!r} must look like 2p6d, or 8 for mixed instances")
+        try:
+            counts = read_cluster_shape(split)
+        except ValueError as error:
+            raise ConfigError(f"ratio {error}") from None
         content = copy.deepcopy(self.content)
         groups = content.get("instances")
         groups = groups if isinstance(groups, list) and all(isinstance(g, dict) for g in groups) else []
@@ -74,11 +75,12 @@ def find_cluster(text: str, instance_class: str | None = None, folder: Path = Pa
     path = folder / text
     if not path.is_file() and re.fullmatch(r"[\w.-]+", text):
         path = SHIPPED_CLUSTERS / f"{text.removesuffix('.yaml')}.yaml"
-    if read_split(text) is not None or not (path.is_file() or text.endswith((".yaml", ".yml"))):
-        try:
-            content = short_form(text, instance_class or DEFAULT_CLASS)
-        except ConfigError as error:
+    try:
+        content = short_form(text, instance_class or DEFAULT_CLASS)
+    except ConfigError as error:
+        if not (path.is_file() or text.endswith((".yaml", ".yml"))):
             raise ConfigError(f"{error}; shipped are {', '.join(shipped_clusters())}") from None
+    else:
         return ClusterSource(text, content, folder, text)
     if instance_class is not None:
         raise ConfigError(f"{text} says which classes its instances have; leave the instance class out")

@@ -45,15 +45,16 @@ def in_processes(jobs: int) -> Runner:
         with ProcessPoolExecutor(
             processes, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_parent
         ) as pool:
-            numbers = {pool.submit(run_point, point): number for number, point in enumerate(points)}
             try:
+                numbers = {pool.submit(run_point, point): number for number, point in enumerate(points)}
                 for future in as_completed(numbers):
                     yield numbers[future], future.result()
             except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+                # A simulation that is not wanted any more would be waited for. Only the pool's own thread joins
+                # its processes: of two that wait for a process, one is not told that it has ended.
                 for process in set(multiprocessing.active_children()) - others:
                     process.terminate()
-                    process.join()
+                pool.shutdown(cancel_futures=True)
                 raise
 
     return run

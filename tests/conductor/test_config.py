@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from conductor.config import Config, ConfigError, load_config, parse_cluster_shape
+from conductor.config import Config, ConfigError, load_config
 from conductor.placement import Role
 
 EXAMPLE = """
@@ -112,11 +112,3 @@ def test_every_key_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     missing = [key for key in _keys(Config) if f"`{key}`" not in text]
     assert not missing
-
-
-def test_cluster_shapes() -> None:
-    assert parse_cluster_shape("2p1d") == [Role.PREFILL, Role.PREFILL, Role.DECODE]
-    assert parse_cluster_shape("3") == [Role.MIXED] * 3
-    for wrong in ("", "0", "0p2d", "2p0d", "x", "-1", "2d2p"):
-        with pytest.raises(ValueError, match="no cluster shape"):
-            parse_cluster_shape(wrong)

@@ -38,7 +38,10 @@ def test_the_version_is_printed() -> None:
         (["serve", "--config", "/nonexistent.yaml"], "cannot read the configuration file /nonexistent.yaml"),
         (["replay", "/nonexistent.jsonl", "--cluster", "2"], "cannot read the trace"),
         (["replay", "trace.jsonl"], "One of: conductor replay TRACE --cluster 4p4d"),
-        (["replay", "t", "--cluster", "4p"], "'4p' is neither a number of mixed instances (8)"),
+        (
+            ["replay", "t", "--cluster", "4p"],
+            "'4p' is no cluster shape: neither a number of mixed instances (8)",
+        ),
         (["experiment", "run", "all"], "there is no experiment 'all'"),
     ],
 )

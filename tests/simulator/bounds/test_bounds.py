@@ -88,7 +88,7 @@ def test_the_block_of_the_last_token_is_not_reused() -> None:
 CHAINS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(CHAINS, st.integers(1, 12))
 def test_without_waiting_it_is_belady(chains: list[tuple[int, int]], capacity: int) -> None:
     requests = [

@@ -189,7 +189,7 @@ def layout(roles: str, classes: Sequence[InstanceClass], kv_tokens: int, sequenc
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     WORKLOADS,
     OBJECTIVES,
@@ -219,7 +219,7 @@ def test_no_policy_is_better(
         holds(cluster, requests, served, objectives, most_on_decode)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     WORKLOADS,
     OBJECTIVES,
@@ -273,7 +273,7 @@ def test_decodes_are_late_by_what_the_memory_holds(room: int, closeness: float) 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("roles", ["mmmm", "ppdd"])
 def test_an_overloaded_cluster_stays_within_bounds(policy: str, roles: str) -> None:
-    requests = workload(1, 600, 40.0, 6_000.0, 100.0)
+    requests = workload(1, 300, 40.0, 6_000.0, 100.0)
     cluster = layout(roles, [LLAMA_8B_H100], 200 * BLOCK, 64)
     served = simulated(cluster, policy, requests, held=False)
     assert len(served) == len(requests)

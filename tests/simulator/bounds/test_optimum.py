@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.costs import InstanceClass
 from conductor.placement import Objectives
-from simulator.bounds import bounds, optimal_in_time, optimal_mean_ttft_s
+from simulator.bounds import bounds
+from simulator.bounds.optimum import optimal_in_time, optimal_mean_ttft_s
 from simulator.cluster import ClusterSpec, Request, uniform
 
 BLOCK = 512

@@ -168,12 +168,6 @@ def test_speed_draws_arrivals_together() -> None:
         list(requests_of(records[::-1]))
 
 
-@pytest.mark.parametrize("text", ["", "0", "p4", "4p0d", "4p4", "-1", "eight"])
-def test_a_short_form_is_a_number_or_a_split(text: str) -> None:
-    with pytest.raises(ValueError, match="neither a number"):
-        uniform(text, LLAMA_8B_H100)
-
-
 def test_instances_may_differ_in_class_role_and_room() -> None:
     spec = ClusterSpec(
         (

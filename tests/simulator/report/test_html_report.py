@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import plotly.graph_objects
 import pytest
@@ -144,13 +146,45 @@ def browsed(page: str, folder: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+CLICKS = "".join(
+    f'document.querySelector("button[data-{what}]").click();' for what in ("run='1'", "choice='p99'")
+)
+FRAMES = """<body>{frames}<script>
+addEventListener("load", () => setTimeout(() => {{
+  for (const frame of document.querySelectorAll("iframe")) {{
+    const page = frame.contentDocument;
+    for (const script of page.querySelectorAll("script")) script.remove();
+    const found = document.createElement("pre");
+    found.textContent = encodeURIComponent(page.documentElement.outerHTML);
+    frame.replaceWith(found);
+  }}
+}}, 20000));
+</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """Pages by name, as written and after their scripts have run: all in frames of one browser."""
+    several = html_report("several", runs())
+    pages = {
+        "several": several,
+        "alone": html_report("alone", runs()[:1]),
+        "clicked": several.replace("</body></html>", f"<script>{CLICKS}</script></body></html>"),
+    }
+    frames = "".join(
+        f'<iframe width="1400" height="3000" srcdoc="{escape(page)}"></iframe>' for page in pages.values()
+    )
+    document, log = browsed(FRAMES.format(frames=frames), tmp_path_factory.mktemp("drawn"))
+    assert "CONSOLE" not in log, log
+    found = [unquote(each) for each in re.findall(r"<pre>(.*?)</pre>", document)]
+    return {name: (page, after) for (name, page), after in zip(pages.items(), found, strict=True)}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-@pytest.mark.parametrize("which", [slice(0, 3), slice(0, 1)])
-def test_a_browser_draws_every_chart(tmp_path: Path, which: slice) -> None:
-    page = html_report("drawn", runs()[which])
-    document, log = browsed(page, tmp_path)
-    assert "CONSOLE" not in log, log
+@pytest.mark.parametrize("name", ["several", "alone"])
+def test_a_browser_draws_every_chart(drawn: dict[str, tuple[str, str]], name: str) -> None:
+    page, document = drawn[name]
     charts = embedded(page)
     assert f'data-drawn="{len(charts)}"' in document
     for chart in charts:
@@ -162,15 +196,8 @@ def test_a_browser_draws_every_chart(tmp_path: Path, which: slice) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_runs_and_percentiles_are_switched(tmp_path: Path) -> None:
-    clicks = "".join(
-        f'document.querySelector("button[data-{what}]").click();' for what in ("run='1'", "choice='p99'")
-    )
-    page = html_report("clicked", runs()).replace(
-        "</body></html>", f"<script>{clicks}</script></body></html>"
-    )
-    document, log = browsed(page, tmp_path)
-    assert "CONSOLE" not in log, log
+def test_runs_and_percentiles_are_switched(drawn: dict[str, tuple[str, str]]) -> None:
+    page, document = drawn["clicked"]
     assert f'data-drawn="{len(embedded(page)) - 1}"' in document, "all but the heatmaps of that run"
     assert re.search(r'<section [^>]*id="card-gauges-1" hidden', document)
     over_time = document[document.index('id="chart-ttft-over-time"') :]
