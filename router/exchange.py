@@ -114,7 +114,7 @@ class Exchange:
         try:
             self._key, self._account = keys.identify(self._headers)
         except RequestError as error:
-            self._refuse(error)
+            self.refuse(error)
 
     def announce_length(self, body_bytes: int) -> None:
         """Refuse a request whose declared body is too long before it is sent."""
@@ -158,10 +158,12 @@ class Exchange:
         message = (
             f"The request body exceeds {limit} bytes. Raise 'max_body_bytes' in the router's configuration."
         )
-        self._refuse(RequestError(413, message, code="request_too_large"))
+        self.refuse(RequestError(413, message, code="request_too_large"))
 
-    def _refuse(self, error: RequestError) -> None:
-        """Without reading the body to its end, or to another request behind it."""
+    def refuse(self, error: RequestError) -> None:
+        """Without reading the body to its end, or to another request behind it. Only the first call counts."""
+        if self._refusal is not None:
+            return
         self._refusal = error
         self.keep_alive = False
         self.body = b""
