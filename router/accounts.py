@@ -76,11 +76,6 @@ class Account:
         self._tokens = _allowance(limits.tokens_per_minute)
         self._active = 0
 
-    @property
-    def active(self) -> int:
-        """Requests in progress."""
-        return self._active
-
     def enter(self, now_s: float) -> Grant:
         """Count a request in. Raises RequestError (429), and then nothing is counted."""
         if self._concurrency is not None and self._active >= self._concurrency:

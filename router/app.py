@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from conductor.placement import ModelCard
 from router.errors import error_document
@@ -49,6 +50,7 @@ def create_app(
         app.include_router(router)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _unexpected_error)
     return app
 
@@ -151,6 +153,11 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
     return _error(422, f"{param or 'request'}: {first['msg']}", param=param or None, code="validation_error")
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    """In the middle of its request; nobody reads this answer."""
+    return Response(status_code=400)
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:

@@ -24,7 +24,6 @@ class PrefillAnswer:
     """``transfer`` is what the decode leg needs, verbatim JSON; None when nothing can be transferred."""
 
     transfer: bytes | None
-    prompt_tokens: int | None = None
     cached_tokens: int | None = None
 
 
@@ -57,9 +56,7 @@ class _PromptDetails(msgspec.Struct):
 class _PrefillUsage(msgspec.Struct):
     """In the words of any of the APIs."""
 
-    prompt_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
-    input_tokens: int | None = None
     input_tokens_details: _PromptDetails | None = None
     cache_read_input_tokens: int | None = None
 
@@ -126,12 +123,10 @@ class VllmNixl:
             params = _transfer_params.decode(transfer) if transfer[:1] == b"{" else None
         except msgspec.DecodeError as error:
             raise HandoffError(f"the prefill leg's answer cannot be read: {error}") from None
-        usage = answer.usage or _PrefillUsage()
-        cached_tokens = usage.cached_tokens
+        cached_tokens = answer.usage.cached_tokens if answer.usage is not None else None
         if cached_tokens is None and params is not None:
             cached_tokens = params.remote_prefill_cached_tokens
-        prompt_tokens = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-        return PrefillAnswer(transfer if params is not None else None, prompt_tokens, cached_tokens)
+        return PrefillAnswer(transfer if params is not None else None, cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
         """The request with the parameters spliced in behind its first brace, the rest byte for byte."""

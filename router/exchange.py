@@ -21,7 +21,7 @@ from router.inference import Endpoint, InferenceRequest, parse_inference
 from router.placement_view import placement_view
 from router.services import RouterServices, logger
 from router.terms import DEFAULT_TERMS, parse_terms
-from router.tokens import CHARS_PER_TOKEN, NO_TOKENS, Prompt
+from router.tokens import Prompt, failure_of, untokenized
 from router.usage import NO_USAGE
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Exchange:
         try:
             self._key, self._account = keys.identify(self._headers)
         except RequestError as error:
-            self._refuse(error)
+            self.refuse(error)
 
     def announce_length(self, body_bytes: int) -> None:
         """Refuse a request whose declared body is too long before it is sent."""
@@ -158,10 +158,12 @@ class Exchange:
         message = (
             f"The request body exceeds {limit} bytes. Raise 'max_body_bytes' in the router's configuration."
         )
-        self._refuse(RequestError(413, message, code="request_too_large"))
+        self.refuse(RequestError(413, message, code="request_too_large"))
 
-    def _refuse(self, error: RequestError) -> None:
-        """Without reading the body to its end, or to another request behind it."""
+    def refuse(self, error: RequestError) -> None:
+        """Without reading the body to its end, or to another request behind it. Only the first call counts."""
+        if self._refusal is not None:
+            return
         self._refusal = error
         self.keep_alive = False
         self.body = b""
@@ -195,10 +197,9 @@ class Exchange:
         request = parse_inference(self.endpoint, self.body)
         if self._key is not None:
             self._key.check_model(request.model)
-        view = self._view(request)
+        view, fallback = self._view(request)
         if view is None:
-            estimate = max(1, len(request.body) // CHARS_PER_TOKEN)
-            self._deliver(request, Prompt(NO_TOKENS, estimate, TokenSource.NONE))
+            self._deliver(request, untokenized(request, fallback))
             return
         prompt = self.services.tokens.prompt_at_once(view)
         if prompt is None:
@@ -207,13 +208,13 @@ class Exchange:
         else:
             self._deliver(request, prompt)
 
-    def _view(self, request: InferenceRequest) -> InferenceRequest | None:
+    def _view(self, request: InferenceRequest) -> tuple[InferenceRequest | None, str | None]:
+        """What is tokenized for the placement; None: load alone places it, and why where that is a failure."""
         try:
-            return placement_view(request)
+            return placement_view(request), None
         except Exception as error:  # only the engine judges what is in messages and tools
             self.services.metrics.tokenization_failures[TokenSource.LOCAL] += 1
-            logger.debug("placed by load alone", request_id=self.request_id, error=str(error))
-            return None
+            return None, failure_of(TokenSource.LOCAL, error)
 
     async def _tokenize_and_deliver(self, request: InferenceRequest, view: InferenceRequest) -> None:
         prompt = await self.services.tokens.prompt(view)

@@ -65,6 +65,8 @@ class ResponseHead:
 def parse_head(block: bytes) -> ResponseHead:
     """Parse a response head given without its final blank line. Raises FramingError."""
     lines = block.split(b"\r\n")
+    if not block.count(b"\r") == block.count(b"\n") == len(lines) - 1:
+        raise FramingError("a header line does not end in CRLF")
     status_line = lines[0]
     if status_line[:7] != b"HTTP/1." or not status_line[9:12].isdigit():
         raise FramingError(f"not an HTTP/1.1 status line: {status_line[:60]!r}")
@@ -76,6 +78,8 @@ def parse_head(block: bytes) -> ResponseHead:
         name, colon, value = line.partition(b":")
         if not colon:
             raise FramingError(f"header line without a colon: {line[:60]!r}")
+        if name.split() != [name]:
+            raise FramingError(f"space in the name of a header field: {line[:60]!r}")
         name = name.lower()
         if name == b"content-length":
             length = value.strip()

@@ -11,10 +11,13 @@ import socket
 from collections import deque
 from typing import Any, ClassVar, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.errors import RequestError, status_line
 from router.exchange import Exchange
+from router.framing import MAX_HEAD_BYTES
+from router.heads import Headers
 from router.inference import PATHS
 from router.services import RouterServices
 
@@ -34,6 +37,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.active = None
         self._lingering: asyncio.TimerHandle | None = None
+        self._undelivered_bytes = 0  # read since the parser last delivered a head or a part of a body
         transport.set_write_buffer_limits(self.services.settings.client_buffer_bytes)
         accepted = transport.get_extra_info("socket")
         if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
@@ -53,8 +57,20 @@ class FrontDoorProtocol(HttpToolsProtocol):
             active.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering is None:
-            super().data_received(data)
+        if self._lingering is not None:
+            return
+        self._unset_keepalive_if_required()
+        self._undelivered_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # of protocols that are not spoken here: the request was answered as any other
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # what a callback raised
+            self._refuse(cause if isinstance(cause, RequestError) else _malformed())
+        else:
+            if self._undelivered_bytes > MAX_HEAD_BYTES:
+                self._refuse(_head_too_long())
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -75,9 +91,13 @@ class FrontDoorProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         url = self.url
+        headers, self.headers = self.headers, []  # what comes now are trailers, which nobody reads
+        if self._undelivered_bytes > MAX_HEAD_BYTES and _head_bytes(url, headers) > MAX_HEAD_BYTES:
+            raise _head_too_long()
+        self._undelivered_bytes = 0
         endpoint = INFERENCE_PATHS.get(url) or INFERENCE_PATHS.get(url.partition(b"?")[0])
         if endpoint is None or self.parser.get_method() != b"POST":
-            self._hand_to_application()
+            self._hand_to_application(headers)
             return
         parser = self.parser
         http_1_1 = parser.get_http_version() == "1.1"
@@ -85,14 +105,14 @@ class FrontDoorProtocol(HttpToolsProtocol):
             self,
             endpoint,
             url,
-            self.headers,
+            headers,
             keep_alive=http_1_1 and parser.should_keep_alive() and not parser.should_upgrade(),
             client_takes_chunks=http_1_1,
             expects_continue=self.expect_100_continue,
         )
         if self.services.keys is not None:
             exchange.authenticate(self.services.keys)
-        for name, value in self.headers:
+        for name, value in headers:
             if name == b"content-length":
                 exchange.announce_length(int(value))
         earlier, self.cycle = self.cycle, exchange
@@ -103,6 +123,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((exchange, self.app))
 
     def on_body(self, body: bytes) -> None:
+        self._undelivered_bytes = 0
         cycle = self.cycle
         if isinstance(cycle, Exchange):
             cycle.receive_body(body)
@@ -110,16 +131,17 @@ class FrontDoorProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._undelivered_bytes = 0
         cycle = self.cycle
         if isinstance(cycle, Exchange):
             cycle.end_of_request()
         else:
             super().on_message_complete()
 
-    def _hand_to_application(self) -> None:
-        url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
+    def _hand_to_application(self, headers: Headers) -> None:
+        url, expects_continue = self.url, self.expect_100_continue
         super().on_message_begin()  # builds the ASGI scope, which inference requests do without
-        self.url, self.headers, self.expect_100_continue = url, headers, expects_continue
+        self.url, self.headers, self.expect_100_continue = url, [], expects_continue
         self.scope["headers"] = headers
         super().on_headers_complete()
 
@@ -144,19 +166,30 @@ class FrontDoorProtocol(HttpToolsProtocol):
             self.transport.close()
             self.server_state.total_requests += 1
 
-    def send_400_response(self, msg: str) -> None:
-        active = self.active
+    def _refuse(self, error: RequestError) -> None:
+        """The bytes that came last are no request, or not the rest of one: what follows cannot be read."""
+        cycle, active = self.cycle, self.active
+        if cycle is not None and cycle.more_body and not cycle.response_complete:
+            if isinstance(cycle, Exchange):
+                cycle.refuse(error)
+                return
+            if cycle is active:
+                cycle.disconnected = True  # the application may be waiting for the rest
+                cycle.message_event.set()
+                if cycle.response_started:
+                    self.transport.close()
+                    return
+                active = None
         if active is not None and not active.response_complete:
-            # The bytes behind the request in progress are garbage: finish it, then close.
-            active.keep_alive = False
+            active.keep_alive = False  # the connection is closed behind its response
             self.flow.pause_reading()
             return
-        body = RequestError(400, f"{msg} The connection is closed.", code="invalid_http").body()
+        body = error.body()
         self.transport.write(
             b"%b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status_line(400), len(body), body)
+            % (status_line(error.status), len(body), body)
         )
-        self.transport.close()
+        self._linger()
 
     def _linger(self) -> None:
         """Close without losing the response: unread input would make the kernel reset the connection."""
@@ -173,3 +206,17 @@ def front_door_protocol(services: RouterServices) -> type[FrontDoorProtocol]:
     return cast(
         "type[FrontDoorProtocol]", type("FrontDoorProtocol", (FrontDoorProtocol,), {"services": services})
     )
+
+
+def _head_bytes(url: bytes, headers: Headers) -> int:
+    return len(url) + sum(len(name) + len(value) for name, value in headers)
+
+
+def _head_too_long() -> RequestError:
+    message = f"The request's head exceeds {MAX_HEAD_BYTES} bytes. Send fewer or shorter header fields."
+    return RequestError(431, message, code="headers_too_large")
+
+
+def _malformed() -> RequestError:
+    message = "Invalid HTTP request received. The connection is closed."
+    return RequestError(400, message, code="invalid_http")

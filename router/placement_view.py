@@ -112,8 +112,6 @@ def _of_messages(document: dict[str, Any]) -> dict[str, Any]:
     view: dict[str, Any] = {"messages": messages}
     if document.get("tools"):
         view["tools"] = [_anthropic_tool(tool) for tool in document["tools"]]
-    if isinstance(document.get("tool_choice"), dict) and document["tool_choice"].get("type") == "none":
-        view["tool_choice"] = "none"
     return _with_template_arguments(view, document)
 
 

@@ -120,7 +120,7 @@ class TokenService:
                 return self._client_tokens(request, given)
         tokenizer = self._tokenizer(request.model)
         if tokenizer is None:
-            return None if self._engine is not None else _no_tokens(request, _no_tokenizer(request))
+            return None if self._engine is not None else untokenized(request, _no_tokenizer(request))
         if len(request.body) > self._in_thread_bytes * _KNOWN_FACTOR:
             return None
         try:
@@ -143,13 +143,13 @@ class TokenService:
             except Exception as error:  # templates are programs and may fail in any way
                 fallback = self._failed(request, TokenSource.LOCAL, error)
         if self._engine is None:
-            return _no_tokens(request, fallback)
+            return untokenized(request, fallback)
         try:
             engine_tokens = await self._engine.tokens(request)
         except TokenizationError as error:
-            return _no_tokens(request, f"{fallback}; {self._failed(request, TokenSource.ENGINE, error)}")
+            return untokenized(request, f"{fallback}; {self._failed(request, TokenSource.ENGINE, error)}")
         if engine_tokens is None:
-            return _no_tokens(request, f"{fallback}; engine: no instance serves the model")
+            return untokenized(request, f"{fallback}; engine: no instance serves the model")
         return _prompt(truncated(engine_tokens, request.document), TokenSource.ENGINE, fallback)
 
     def close(self) -> None:
@@ -170,12 +170,11 @@ class TokenService:
             tokens = np.array(token_ids, dtype=np.uint32)
         except (ValueError, TypeError, OverflowError) as error:
             failure = TokenizationError(f"not a list of token ids: {error}")
-            return _no_tokens(request, self._failed(request, TokenSource.CLIENT, failure))
+            return untokenized(request, self._failed(request, TokenSource.CLIENT, failure))
         return _prompt(truncated(tokens, request.document), TokenSource.CLIENT)
 
     def _failed(self, request: InferenceRequest, source: TokenSource, error: Exception) -> str:
         """Count and log a failure; says which source failed and why."""
-        reason = str(error) or type(error).__name__
         if self._metrics is not None:
             self._metrics.tokenization_failures[source] += 1
         key = (request.model, source)
@@ -185,16 +184,26 @@ class TokenService:
                 "prompt not tokenized; further failures of this kind are only counted",
                 model=request.model,
                 source=source.value,
-                error=reason,
+                error=_reason(error),
             )
-        return f"{source.value}: {reason[:_MOST_REASON_CHARACTERS]}"
+        return failure_of(source, error)
+
+
+def failure_of(source: TokenSource, error: Exception) -> str:
+    """Which source failed and why, for :attr:`Prompt.fallback`."""
+    return f"{source.value}: {_reason(error)[:_MOST_REASON_CHARACTERS]}"
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _prompt(tokens: Tokens, source: TokenSource, fallback: str | None = None) -> Prompt:
     return Prompt(tokens, len(tokens), source, fallback)
 
 
-def _no_tokens(request: InferenceRequest, fallback: str) -> Prompt:
+def untokenized(request: InferenceRequest, fallback: str | None) -> Prompt:
+    """Of a request that load alone places."""
     return Prompt(NO_TOKENS, max(1, len(request.body) // CHARS_PER_TOKEN), TokenSource.NONE, fallback)
 
 

@@ -138,9 +138,11 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             while True:
                 end = data.find(b"\r\n\r\n", start)
+                if (end if end >= 0 else len(data)) - start > MAX_HEAD_BYTES:
+                    raise FramingError(f"the response head exceeds {MAX_HEAD_BYTES} bytes")
                 if end < 0:
-                    if len(data) - start > MAX_HEAD_BYTES:
-                        raise FramingError(f"the response head exceeds {MAX_HEAD_BYTES} bytes")
+                    if b"\n\n" in data:
+                        raise FramingError("the response head's lines do not end in CRLF")
                     self._head_buffer = data[start:]
                     return
                 head = parse_head(data[start:end])

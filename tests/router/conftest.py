@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from fastapi import APIRouter
 
 from conductor.placement import (
     InstanceFailure,
@@ -342,6 +343,7 @@ class Cluster:
         keys: KeyRing | None = None,
         clock: Callable[[], float] = time.monotonic,
         not_ready_reason: Callable[[], str | None] = lambda: None,
+        routers: Iterable[APIRouter] = (),
         **settings: Any,
     ) -> FrontDoor:
         def targets(engines: list[Any]) -> list[Target]:
@@ -352,7 +354,7 @@ class Cluster:
         services = RouterServices(
             placements, settings=RouterSettings(**settings), tokens=tokens, keys=keys, clock=clock
         )
-        app = create_app(services, not_ready_reason=not_ready_reason)
+        app = create_app(services, not_ready_reason=not_ready_reason, routers=routers)
         server = FrontDoorServer(app, services, port=0)
         await server.start()
         self._stack.push_async_callback(server.stop)

@@ -329,4 +329,4 @@ def test_an_answer_may_overdraw_and_the_next_request_waits() -> None:
     with pytest.raises(Exception, match="31s"):
         account.take_tokens(1, 0.0)
     account.take_tokens(1, 31.1)
-    assert account.active == 0
+    assert account.tenant.active == 0

@@ -361,21 +361,25 @@ async def test_placement_sees_the_chat_that_the_engine_will_make(
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    ("path", "fields", "why"),
     [
-        ("/v1/responses", {"previous_response_id": "resp_1"}),
-        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-        ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}),
-        ("/v1/responses", {"tools": [{"type": "web_search"}]}),
-        ("/v1/responses", {"tools": 5}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
-        ("/v1/messages", {"tools": [{"type": "bash", "name": "bash"}]}),
-        ("/v1/rerank", {}),
-        ("/v1/embeddings", {}),
+        ("/v1/responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ("/v1/responses", {"tools": [{"type": "web_search"}]}, "web_search"),
+        ("/v1/responses", {"tools": 5}, "int"),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "image",
+        ),
+        ("/v1/messages", {"tools": [{"type": "bash", "name": "bash"}]}, "input_schema"),
+        ("/v1/rerank", {}, None),
+        ("/v1/embeddings", {}, None),
     ],
 )
 async def test_what_cannot_be_rendered_is_placed_by_load_and_says_so(
-    cluster: Any, path: str, fields: dict[str, Any]
+    cluster: Any, path: str, fields: dict[str, Any], why: str | None
 ) -> None:
     engine = await cluster.engine()
     door = await cluster.door([engine], tokens=TokenService({"*": Words()}))  # type: ignore[dict-item]
@@ -386,8 +390,11 @@ async def test_what_cannot_be_rendered_is_placed_by_load_and_says_so(
     assert (len(asked.tokens), asked.token_source) == (0, TokenSource.NONE)
     assert asked.prompt_tokens >= 1
     assert door.sample("conductor_token_source_total", source="none") == 1
-    failures = 0 if path in ("/v1/rerank", "/v1/embeddings") else 1
-    assert door.sample("conductor_tokenization_failures_total", source="local") == failures
+    assert door.sample("conductor_tokenization_failures_total", source="local") == (why is not None)
+    if why is None:
+        assert asked.token_fallback is None
+    else:
+        assert asked.token_fallback.startswith("local: ") and why in asked.token_fallback
 
 
 async def test_embeddings_of_token_ids_are_placed_by_them(cluster: Any) -> None:

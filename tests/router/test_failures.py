@@ -40,6 +40,26 @@ async def garbage(request: Any, writer: asyncio.StreamWriter) -> None:
     writer.write(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
 
 
+async def bare_line_feeds(request: Any, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\ncontent-length: 2\n\n{}")
+    await asyncio.sleep(30)
+
+
+async def space_before_a_colon(request: Any, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length : 2\r\n\r\n{}")
+
+
+async def long_head(request: Any, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nx: " + b"y" * 65_536 + b"\r\ncontent-length: 2\r\n\r\n{}")
+
+
+async def endless_head(request: Any, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"x: " + b"y" * 10_000 + b"\r\n")
+        await writer.drain()
+
+
 @pytest.mark.parametrize(
     ("behaviour", "kind"),
     [
@@ -48,6 +68,10 @@ async def garbage(request: Any, writer: asyncio.StreamWriter) -> None:
         (server_error, FailureKind.ERROR),
         (head_then_death, FailureKind.UNREACHABLE),
         (garbage, FailureKind.ERROR),
+        (bare_line_feeds, FailureKind.ERROR),
+        (space_before_a_colon, FailureKind.ERROR),
+        (long_head, FailureKind.ERROR),
+        (endless_head, FailureKind.ERROR),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -150,6 +150,12 @@ def test_heads(block: bytes, keep_alive: bool, chunked: bool, content_length: in
         b"HTTP/1.1 200 OK\r\nno colon",
         b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2",
         b"HTTP/1.1 200 OK\r\ncontent-length: +1",
+        b"HTTP/1.1 200 OK\r\ncontent-length : 1",
+        b"HTTP/1.1 200 OK\r\na: b\r\n folded: c",
+        b"HTTP/1.1 200 OK\r\n: no name",
+        b"HTTP/1.1 200 OK\r\na: b\nx-added: c",
+        b"HTTP/1.1 200 OK\r\na: b\rx-added: c",
+        b"HTTP/1.1 200 OK\na: b",
     ],
 )
 def test_malformed_heads_are_refused(block: bytes) -> None:

@@ -1,0 +1,136 @@
+"""What the tokens of a growing chat cost: thread CPU a request, with and without the tokens that are kept.
+
+A chat grows turn by turn to 8, 32 and 128 KB of rendered text. Three ways to its tokens, for each size:
+
+- direct: `encode_batch_fast` of the tokenizers library over the rendered text, and nothing else;
+- cold: the front door's tokenizer, cache on and empty: rendering, splitting, tokenizing, keeping;
+- new turn: the same when all but the last exchange was tokenized before.
+
+The last two include rendering the chat template, whose own time is shown beside them; `direct` does not. Medians
+over chats of different text. Before anything is timed, the tokens of all three are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the work is done on the thread that is timed
+
+import numpy as np
+import orjson
+from tokenizers import Tokenizer
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
+
+from router import PromptTokenizer
+from router.chat_template import ChatTemplate
+from router.inference import Endpoint, InferenceRequest, parse_inference
+from simulator.emulator.tokens import TOKENIZER_FOLDER
+
+SIZES_KB = (8, 32, 128)
+QUESTION_WORDS, ANSWER_WORDS = 40, 160
+WORDS = (
+    "the a cache request engine of prefix token queue model decode to is in and router placement block prompt "
+    "while latency instance memory index longer shorter because therefore however 42 1,000 3.14 def return import"
+).split()
+
+
+def made_text(generator: np.random.Generator, words: int) -> str:
+    return " ".join(WORDS[at] for at in generator.integers(0, len(WORDS), words)) + "."
+
+
+def grown_chat(seed: int, size_bytes: int) -> list[dict[str, str]]:
+    """Question and answer in turns, ended by a question, of about so much text."""
+    generator = np.random.default_rng(seed)
+    messages = [{"role": "system", "content": made_text(generator, ANSWER_WORDS)}]
+    length = len(messages[0]["content"])
+    while True:
+        messages.append({"role": "user", "content": made_text(generator, QUESTION_WORDS)})
+        length += len(messages[-1]["content"])
+        if length >= size_bytes:
+            return messages
+        messages.append({"role": "assistant", "content": made_text(generator, ANSWER_WORDS)})
+        length += len(messages[-1]["content"])
+
+
+def chat_request(messages: list[dict[str, str]]) -> InferenceRequest:
+    return parse_inference(Endpoint.CHAT, orjson.dumps({"model": "m", "messages": messages}))
+
+
+def cpu_us(work: Callable[[], object]) -> float:
+    started_ns = time.thread_time_ns()
+    work()
+    return (time.thread_time_ns() - started_ns) / 1e3
+
+
+def evaluate(folder: Path, size_bytes: int, chats: int) -> dict[str, Any]:
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    jinja = folder / "chat_template.jinja"
+    source = jinja.read_text("utf-8") if jinja.is_file() else config["chat_template"]
+    specials = {
+        name: config[name] for name in ("bos_token", "eos_token") if isinstance(config.get(name), str)
+    }
+    template = ChatTemplate(source, specials)
+    measured: dict[str, list[float]] = {"render": [], "direct": [], "cold": [], "new_turn": []}
+    sizes, tokens = [], []
+    for seed in range(chats):
+        messages = grown_chat(seed, size_bytes)
+        request, before = chat_request(messages), chat_request(messages[:-2])
+        text = template.render(request.document)
+        expected = plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        cold, warm = PromptTokenizer.from_folder(folder), PromptTokenizer.from_folder(folder)
+        if cold.cache_state().off is not None:
+            raise SystemExit(f"{folder}: nothing is kept, as {cold.cache_state().off}")
+        warm.tokens(before)
+        measured["render"].append(cpu_us(lambda: template.render(request.document)))
+        measured["direct"].append(cpu_us(lambda: plain.encode_batch_fast([text], add_special_tokens=False)))
+        measured["cold"].append(cpu_us(lambda: cold.tokens(request)))
+        measured["new_turn"].append(cpu_us(lambda: warm.tokens(request)))
+        for ours in (cold, warm):
+            assert ours.tokens(request).tolist() == expected, (
+                "the tokens differ from those of direct encoding"
+            )
+        sizes.append(len(text))
+        tokens.append(len(expected))
+    return {
+        "kb": size_bytes // 1024,
+        "characters": round(statistics.mean(sizes)),
+        "tokens": round(statistics.mean(tokens)),
+        **{f"{name}_us": round(statistics.median(times_us), 1) for name, times_us in measured.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--quick", action="store_true", help="7 chats of each size instead of 40")
+    parser.add_argument(
+        "--tokenizer", type=Path, default=TOKENIZER_FOLDER, help="folder of a model's tokenizer files"
+    )
+    options = parser.parse_args()
+    chats = 7 if options.quick else 40
+    evaluate(options.tokenizer, 8 * 1024, 2)  # warm up
+    results = [evaluate(options.tokenizer, kb * 1024, chats) for kb in SIZES_KB]
+    if options.json:
+        print(json.dumps({"benchmark": "tokens", "tokenizer": str(options.tokenizer), "results": results}))
+        return
+    print(f"us of thread CPU a request, medians of {chats} chats")
+    print(f"{'KB':>5}{'tokens':>9}{'render':>10}{'direct':>10}{'cold':>10}{'new turn':>10}{'direct/new':>12}")
+    for r in results:
+        print(
+            f"{r['kb']:>5}{r['tokens']:>9}{r['render_us']:>10.0f}{r['direct_us']:>10.0f}{r['cold_us']:>10.0f}"
+            f"{r['new_turn_us']:>10.0f}{r['direct_us'] / r['new_turn_us']:>12.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
