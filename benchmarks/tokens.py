@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,12 @@ from simulator.emulator.tokens import TOKENIZER_FOLDER
 
 SIZES_KB = (8, 32, 128)
 QUESTION_WORDS, ANSWER_WORDS = 40, 160
-WORDS = (
-    "the a cache request engine of prefix token queue model decode to is in and router placement block prompt "
-    "while latency instance memory index longer shorter because therefore however 42 1,000 3.14 def return import"
-).split()
+VOCABULARY = """
+the a cache request engine of prefix token queue model decode to is in and router placement block
+prompt while latency instance memory index longer shorter because therefore however 42 1,000 3.14
+def return import
+"""
+WORDS = VOCABULARY.split()
 
 
 def made_text(generator: np.random.Generator, words: int) -> str:
@@ -91,10 +94,10 @@ def evaluate(folder: Path, size_bytes: int, chats: int) -> dict[str, Any]:
         if cold.cache_state().off is not None:
             raise SystemExit(f"{folder}: nothing is kept, as {cold.cache_state().off}")
         warm.tokens(before)
-        measured["render"].append(cpu_us(lambda: template.render(request.document)))
-        measured["direct"].append(cpu_us(lambda: plain.encode_batch_fast([text], add_special_tokens=False)))
-        measured["cold"].append(cpu_us(lambda: cold.tokens(request)))
-        measured["new_turn"].append(cpu_us(lambda: warm.tokens(request)))
+        measured["render"].append(cpu_us(partial(template.render, request.document)))
+        measured["direct"].append(cpu_us(partial(plain.encode_batch_fast, [text], add_special_tokens=False)))
+        measured["cold"].append(cpu_us(partial(cold.tokens, request)))
+        measured["new_turn"].append(cpu_us(partial(warm.tokens, request)))
         for ours in (cold, warm):
             assert ours.tokens(request).tolist() == expected, (
                 "the tokens differ from those of direct encoding"
