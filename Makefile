@@ -21,8 +21,8 @@ setup: $(STAMP)  ## virtual environment, dependencies, compiled kernels
 run: setup  ## the front door on port 8000 over an emulated cluster (ARGS="--emulate 4 --port 9000" to change)
 	$(BIN)/conductor serve --emulate 2p2d --port 8000 $(ARGS)
 
-test: setup  ## the whole test suite
-	$(BIN)/pytest $(ARGS)
+test: setup  ## the whole test suite, in two processes
+	$(BIN)/pytest --numprocesses 2 --dist loadscope $(ARGS)
 
 lint: setup  ## format and lint
 	$(BIN)/ruff format --check .
