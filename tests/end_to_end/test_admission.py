@@ -11,7 +11,10 @@ LONG = 12_000  # tokens; about a third of a second of prefill on the emulated en
 
 def _serve(tmp_path: Path, scheduling: str) -> tuple[str, ...]:
     config = tmp_path / "conductor.yaml"
-    config.write_text(f"scheduling: {scheduling}\nemulation: {{cluster: '1'}}\n")
+    config.write_text(
+        f"scheduling: {scheduling}\nemulation: {{cluster: '1'}}\n"
+        "routing: {connect_timeout_s: 30}\n"  # the engine tokenizes and hashes twelve long prompts at once
+    )
     return "--config", str(config)
 
 
@@ -38,7 +41,8 @@ async def test_who_would_be_late_is_asked_to_come_back(tmp_path: Path) -> None:
         served = [answer for answer in answers if not isinstance(answer, Exception)]
         assert rejected
         assert served
-        assert len(rejected) + len(served) == 12, answers
+        others = [answer for answer in answers if isinstance(answer, Exception) and answer not in rejected]
+        assert not others
         assert int(rejected[0].response.headers["retry-after"]) >= 1
         assert rejected[0].code == "overloaded_prefill"
         counted = f'conductor_rejections_total{{stage="prefill"}} {float(len(rejected))}'
