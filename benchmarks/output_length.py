@@ -16,12 +16,13 @@ import heapq
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
 

@@ -9,6 +9,8 @@ from struct import Struct
 from typing import Final
 from urllib.parse import urlsplit
 
+import msgspec
+
 from cache_index import Holder
 from conductor.costs import ClusterTables, Exposure, Floats, InstanceClass, Topology
 from conductor.costs import tables as t
@@ -60,8 +62,7 @@ class EngineFacts:
         return next((m.name for m in self.models if m.parent is None), self.models[0].name)
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedLoad:
+class ReportedLoad(msgspec.Struct, frozen=True, gc=False):
     """Gauges of one rank, as its engine reported them at ``at_s``."""
 
     running: int
@@ -71,8 +72,7 @@ class ReportedLoad:
     preemptions: int | None = None  # since the engine started
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPrefill:
+class PendingPrefill(msgspec.Struct, frozen=True, gc=False):
     """A prefill placed on a rank; ``observed`` when its end will be seen (it streams, or it hands off)."""
 
     predicted_s: float

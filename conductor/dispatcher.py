@@ -7,7 +7,7 @@ next to go can be whose turn it is. See SkyWalker (arXiv 2505.24095) for pushing
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from conductor.admission import WaitingRoom
 from conductor.placement import (

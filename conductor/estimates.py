@@ -17,7 +17,7 @@ from conductor.prefix_lookup import PrefixLookup
 from conductor.roster import Roster
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed; a frozen one takes four times as long to make
 class Estimates(Candidates):
     """`Candidates` over a roster. What is seldom asked for is made when it is asked for.
 

@@ -7,8 +7,7 @@ here, every eighth block of each prompt: a sequence hash stands for everything b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +18,7 @@ from conductor.placement import Hashes
 STRIDE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Expectation:
+class _Expectation(msgspec.Struct, frozen=True, gc=False):
     holder: Holder
     namespace: Namespace
     marks: Hashes

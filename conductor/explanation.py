@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from cache_index import Tier
@@ -21,8 +21,7 @@ from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
 from conductor.roster import CacheGroup
 
 
-@dataclass(slots=True)
-class PlacementRecord:
+class PlacementRecord(msgspec.Struct, gc=False):
     """A placement, what was known when it was made, and its course. Times are of the scheduler's clock."""
 
     placement: Placement

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,8 +49,7 @@ class Objectives:
     tbt_share: float = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
+class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     """One request as the scheduler sees it.
 
     ``tokens`` are the prompt's token ids (uint32, empty when ``token_source`` is ``none``);
@@ -117,8 +117,7 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSegment:
+class PlanSegment(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens ``start`` to ``stop`` come out of ``holder``'s ``tier``."""
 
     start: int
@@ -127,8 +126,7 @@ class PlanSegment:
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixPlan:
+class PrefixPlan(msgspec.Struct, frozen=True, gc=False):
     """How the prefill rank comes by the prompt's KV: the segments in order, then compute from ``tokens`` on.
 
     ``fetch_s`` are its loads and fetches alone, ``prefill_s`` all of it, both predicted.
@@ -140,8 +138,7 @@ class PrefixPlan:
     prefill_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """The decision for one request: where it prefills, where it decodes, and what that should cost."""
 
     placement_id: str
@@ -175,8 +172,7 @@ class Released:
     outcome: Placement | PlacementError
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What an engine reported for a finished request; None where it reported nothing."""
 
     prompt_tokens: int | None = None

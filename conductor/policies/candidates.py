@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -284,8 +284,7 @@ class Candidates(Protocol):
         return seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """Indices into `Candidates.ranks`; equal for a whole placement.
 
     ``peer`` is the rank to fetch the prefix from, by the plan of the prefill rank unless the policy says

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,8 +42,7 @@ _CHAINS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, gc=False):
     """Of one request: its numbers, and where its hashes stand in those of the workload."""
 
     number: int
@@ -63,8 +63,7 @@ class Gauges:
     kv_usage: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class StoreChange:
+class StoreChange(msgspec.Struct, frozen=True, gc=False):
     """Blocks that a store has from now on, or has no more; ``parent`` is the hash before them, 0 for none."""
 
     store: int

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +18,7 @@ class Outcome(StrEnum):
     FAILED = "failed"  # instances died under it as often as it was tried
 
 
-@dataclass(frozen=True, slots=True)
-class RequestResult:
+class RequestResult(msgspec.Struct, frozen=True, gc=False):
     """What became of one request; times after ``arrival_s`` are from there on, and infinite if not finished.
 
     ``queue_s`` is when its prefill began (loads from slower tiers included), ``prefilled_s`` when that ended,

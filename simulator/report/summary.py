@@ -81,7 +81,7 @@ def request_rows(simulated: Simulated) -> list[dict[str, Any]]:
     return [
         {
             name: None if isinstance(value := getattr(result, name), float) and isinf(value) else value
-            for name in RequestResult.__slots__
+            for name in RequestResult.__struct_fields__
         }
         for result in sorted(simulated.results, key=lambda result: result.number)
     ]

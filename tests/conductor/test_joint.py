@@ -1,7 +1,6 @@
 """Requests assigned together: a worked example, and never worse than one by one."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from candidate_factory import make_candidates
 from cluster_factory import BLOCK, make_scheduler, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cache_index import sequence_hashes
 from conductor.joint import MAX_TOGETHER, assign

@@ -8,13 +8,14 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 from fastapi import APIRouter
+from msgspec.structs import replace
 
 from conductor.placement import (
     InstanceFailure,
