@@ -107,6 +107,11 @@ class SchedulingSection(_Section):
     @model_validator(mode="after")
     def _known_policy(self) -> SchedulingSection:
         make_policy(self.policy, self.policy_parameters, self.seed)
+        if self.objectives.tbt_share not in (0.1, 1.0):
+            raise ValueError(
+                f"objectives.tbt_share is {self.objectives.tbt_share:g}: simulations measure the longest tenth of "
+                "a request's token gaps (0.1) and all of them (1)"
+            )
         return self
 
     def policy_named(self, policy: str) -> SchedulingSection:

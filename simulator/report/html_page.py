@@ -91,15 +91,17 @@ def headline(documents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> st
 def _what(documents: Sequence[Mapping[str, Any]]) -> str:
     """Requests and objectives, where all runs have the same."""
     counts = {d["summary"]["request_count"] + d["summary"]["error_request_count"] for d in documents}
-    objectives = {(d["objectives"]["ttft_s"], d["objectives"]["tbt_s"]) for d in documents}
+    objectives = {
+        tuple(d["objectives"][name] for name in ("ttft_s", "tbt_s", "tbt_share")) for d in documents
+    }
     told = []
     if len(counts) == 1:
         told.append(f"{counts.pop():,} requests{' in each run' if len(documents) > 1 else ''}.")
     if len(objectives) == 1:
-        ttft_s, tbt_s = objectives.pop()
+        ttft_s, tbt_s, tbt_share = objectives.pop()
+        gaps = "token gaps" if tbt_share == 1.0 else "longest tenth of token gaps"
         told.append(
-            f"Objectives: first token within {ttft_s:g}\u00a0s, longest tenth of token gaps within "
-            f"{tbt_s * 1e3:g}\u00a0ms in the mean."
+            f"Objectives: first token within {ttft_s:g}\u00a0s, {gaps} within {tbt_s * 1e3:g}\u00a0ms in the mean."
         )
     return " ".join(told)
 

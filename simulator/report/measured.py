@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from conductor.placement import Objectives
 from simulator.cluster.results import Outcome, RequestResult, Simulated, Timeline
 from simulator.report.statistics import Column
 
@@ -55,6 +56,10 @@ class Measured:
     @property
     def served(self) -> int:
         return len(self.arrival_s)
+
+    def judged_tbt_s(self, objectives: Objectives) -> Column:
+        """What the TBT objective is for: the mean of the longest tenth of gaps, or of all."""
+        return self.itl_s if objectives.tbt_share == 1.0 else self.tbt_s
 
 
 def measured(simulated: Simulated) -> Measured:

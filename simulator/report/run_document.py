@@ -46,7 +46,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "summary": summary(of, run.objectives, run.bounds),
         "curves": {
             "ttft": cumulative(of.ttft_s, of.requests - of.served),
-            "tbt": cumulative(of.tbt_s, of.requests - of.served),
+            "tbt": cumulative(of.judged_tbt_s(run.objectives), of.requests - of.served),
             "ttft_over_time": rolling(of.arrival_s, of.ttft_s),
             "load_variation": load_variation_over_time(of),
             "heatmaps": heatmaps(of.timeline),

@@ -45,6 +45,11 @@ def read(folder: Path, content: str) -> ClusterFile:
     return read_cluster(path)
 
 
+def test_gaps_that_are_not_measured_are_no_objective(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"scheduling.*objectives.tbt_share is 0.5: .*longest tenth"):
+        read(tmp_path, WHOLE.replace("tbt_share: 1", "tbt_share: 0.5"))
+
+
 def test_every_key_means_what_it_says(tmp_path: Path) -> None:
     found = read(tmp_path, WHOLE)
     first, second, big, mine = found.cluster.instances

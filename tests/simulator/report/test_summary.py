@@ -71,6 +71,8 @@ def test_figures_are_those_of_the_requests() -> None:
     assert figures["good_request_fraction"] == pytest.approx(2 / 6, abs=1e-6)
     assert figures["ttft_fraction"] == pytest.approx(3 / 6)
     assert figures["tbt_fraction"] == pytest.approx(3 / 6)
+    of_all_gaps = summary(run, replace(OBJECTIVES, tbt_share=1.0))
+    assert (of_all_gaps["good_request_count"], of_all_gaps["tbt_fraction"]) == (3, pytest.approx(4 / 6))
     ttfts_ms = [650.0, 1_500.0, 650.0, 650.0]
     ttft = figures["time_to_first_token"]
     assert (ttft["unit"], ttft["min"], ttft["max"], ttft["p50"]) == ("ms", 650.0, 1_500.0, 650.0)
