@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
+
 
 class Tier(IntEnum):
     """Where a block's KV tensors lie, fastest first."""
@@ -34,8 +36,7 @@ _MEDIA = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """An engine's data-parallel rank, or a shared pool, that has blocks."""
 
     instance_id: str

@@ -19,9 +19,11 @@ from conductor.placement import ModelCard, Role, Target
 DEFAULT_BLOCK_SIZE = 16
 NO_ROW = -1
 
-# Writes a rank's books into its row of the load table, in a quarter of the time of an assignment.
+# They write a rank's books and its gauges into its row of the load table, in a quarter of an assignment's time.
 _pack_books: Final[Callable[..., None]] = Struct(f"{t.HARM}d").pack_into
+_pack_gauges: Final[Callable[..., None]] = Struct(f"{t.LOAD_COLUMNS - t.REPORTED_RUNNING}d").pack_into
 _ROW_BYTES: Final = 8 * t.LOAD_COLUMNS
+_GAUGES_BYTES: Final = 8 * t.REPORTED_RUNNING  # before them in a row
 
 
 class Health(StrEnum):
@@ -325,9 +327,7 @@ class Cluster:
     def expose(self, rank: RankState, tbt_share: float, now_s: float) -> None:
         """To be called, after `write`, when a request of a rank that decodes was placed, has begun or has ended."""
         if rank.row != NO_ROW:
-            load = self.tables.loads[rank.row]
-            speeds = self.tables.classes[self.tables.ranks[rank.row, t.CLASS]]
-            rank.exposure.write(load, speeds, rank.queue_s(now_s), tbt_share, now_s)
+            rank.exposure.write(self.tables, rank.row, tbt_share, now_s)
 
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""
@@ -338,8 +338,8 @@ class Cluster:
     def report(self, rank: RankState, load: ReportedLoad | None) -> None:
         """Gauges of one rank, polled or pushed; None when they are no longer known."""
         rank.reported = load
-        row = self.tables.loads[rank.row]
-        row[t.REPORTED_RUNNING :] = (load.running, load.waiting, load.kv_usage) if load is not None else -1.0
+        gauges = (load.running, load.waiting, load.kv_usage) if load is not None else (-1.0, -1.0, -1.0)
+        _pack_gauges(self.tables.loads, rank.row * _ROW_BYTES + _GAUGES_BYTES, *gauges)
 
     def set_facts(self, instance: InstanceState, facts: EngineFacts) -> None:
         """What a probe found."""

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from cache_index import CacheIndex
+from cache_index import CacheIndex, Tier
 from conductor.admission import Gate
 from conductor.cluster import Cluster
+from conductor.costs import kernels as k
 from conductor.costs.tables import DECODE, PREFILL_SCALE
 from conductor.estimates import Estimates, Estimator
 from conductor.explanation import PlacementRecord
@@ -96,17 +97,18 @@ class Decider:
         prefill, decode = candidates.ranks[choice.prefill], candidates.ranks[choice.decode]
         plan = plan_of(candidates, choice)
         moving_s = hand_off_s(candidates, choice.prefill, choice.decode)
-        group = int(roster.group_of[choice.prefill])
+        seconds = candidates.seconds
+        group = roster.group_of.item(choice.prefill)
         placement = Placement(
             placement_id=placement_id,
             request_id=request.request_id,
             model=model,
             prefill=prefill.target,
             decode=decode.target,
-            overlap_tokens=int(candidates.overlap_tokens[choice.prefill]),
+            overlap_tokens=candidates.held.item(choice.prefill, Tier.DEVICE),
             plan=plan,
             predicted_ttft_s=predicted_ttft_s(candidates, choice, plan, moving_s),
-            predicted_tbt_s=float(candidates.tbt_s[choice.decode]),
+            predicted_tbt_s=seconds.item(k.TBT_S, choice.decode),
         )
         return PlacementRecord(
             placement=placement,
@@ -116,10 +118,12 @@ class Decider:
             choice=choice,
             placed_s=now_s,
             held_s=now_s - request.arrived_s if request.arrived_s is not None else 0.0,
-            queue_s=float(candidates.queue_s[choice.prefill]),
+            queue_s=seconds.item(k.QUEUE_S, choice.prefill),
             hand_off_s=moving_s,
             output_tokens=candidates.output_tokens,
-            prefill_factor=float(candidates.tables.classes[roster.class_ids[choice.prefill], PREFILL_SCALE]),
+            prefill_factor=candidates.tables.classes.item(
+                roster.class_ids.item(choice.prefill), PREFILL_SCALE
+            ),
             decoding=len(decode.decodes),
             prefill=prefill,
             decode=decode,

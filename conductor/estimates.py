@@ -29,8 +29,8 @@ class Estimates(Candidates):
     tables: ClusterTables
     links: Floats = field()
     held: Tokens  # [rank, tier]
-    seconds: Floats  # [term, rank]
-    plans: Ints  # [PLAN_ROWS, rank]
+    seconds: Floats = field()
+    plans: Ints = field()
     now_s: float = field()
     output_tokens: int = field()
     ttft_objective_s: float = field()
@@ -72,6 +72,10 @@ class Estimates(Candidates):
     def fits(self) -> Flags:
         flags: Flags = self.roster.limit_tokens > self.prompt_tokens
         return flags
+
+    @property
+    def limit_tokens(self) -> Ints:
+        return self.roster.limit_tokens
 
     @property
     def can_fetch(self) -> Flags:

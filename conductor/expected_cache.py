@@ -2,7 +2,8 @@
 
 An engine works off its prefills in order: a prompt placed behind another one that shares its beginning finds it
 cached when its turn comes. Engines report blocks only once they are computed, so until then the expectation is kept
-here, every eighth block of each prompt: a sequence hash stands for everything before it.
+here, every eighth block of each prompt: a sequence hash stands for everything before it. Most of these marks nobody
+asks for, so they are indexed when somebody comes whose prompt begins alike.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ class _Expectation(msgspec.Struct, frozen=True, gc=False):
     holder: Holder
     namespace: Namespace
     marks: Hashes
+    first: int  # of the marks, as the index keys it
+
+
+class _Alike(msgspec.Struct):
+    """Prompts of one first mark."""
+
+    open: int = 0
+    unmarked: dict[str, _Expectation] = {}  # of these, not indexed, by placement
 
 
 class ExpectedCache:
@@ -32,38 +41,61 @@ class ExpectedCache:
         self._marks = CacheIndex()
         self._rows = np.zeros(16, np.int64)  # of the marks' index -> of the real one
         self._open: dict[str, _Expectation] = {}
+        self._alike: dict[int, _Alike] = {}  # by first mark
 
     def expect(self, placement_id: str, holder: Holder, namespace: Namespace, hashes: Hashes) -> None:
         """``holder`` is about to compute a prompt."""
-        marks = hashes[STRIDE - 1 :: STRIDE]
-        if len(marks):
-            row = self._marks.register(holder)
-            if row >= len(self._rows):
-                self._rows = np.concatenate([self._rows, np.zeros(row + 1, np.int64)])
-            self._rows[row] = self._index.register(holder)
-            self._marks.store(holder, Tier.DEVICE, namespace, marks)
-            self._open[placement_id] = _Expectation(holder, namespace, marks)
+        if len(hashes) < STRIDE:
+            return
+        self._index.register(holder)  # or matches would have no row for it
+        first = hashes.item(STRIDE - 1) ^ namespace.domain
+        expectation = _Expectation(holder, namespace, hashes[STRIDE - 1 :: STRIDE], first)
+        alike = self._alike.get(first)
+        if alike is None:
+            alike = self._alike[first] = _Alike()
+        alike.open += 1
+        alike.unmarked[placement_id] = self._open[placement_id] = expectation
 
     def ended(self, placement_id: str) -> None:
         """The prefill ended, one way or the other: what it left is the engine's to report."""
         expectation = self._open.pop(placement_id, None)
-        if expectation is not None:
+        if expectation is None:
+            return
+        alike = self._alike[expectation.first]
+        alike.open -= 1
+        if not alike.open:
+            del self._alike[expectation.first]
+        if alike.unmarked.pop(placement_id, None) is None:
             self._marks.remove(expectation.holder, Tier.DEVICE, expectation.namespace, expectation.marks)
 
     def forget(self, holder: Holder) -> None:
         """The holder is gone, and its row may be given away."""
         for placement_id in [p for p, expectation in self._open.items() if expectation.holder == holder]:
-            del self._open[placement_id]
+            self.ended(placement_id)
         self._marks.unregister(holder)
 
     @property
     def holders(self) -> int:
-        """Whom anything was ever expected of, and who are not forgotten."""
+        """Whose marks were ever indexed, and who are not forgotten."""
         return len(self._marks.registered()[1])
 
     def raise_levels(self, levels: NDArray[np.int32], namespace: Namespace, hashes: Hashes) -> None:
         """Count what is expected as held: ``levels`` [holder row, tier] are blocks as the index matched."""
-        if not self._open:
+        if len(hashes) < STRIDE:
             return
+        alike = self._alike.get(hashes.item(STRIDE - 1) ^ namespace.domain)
+        if alike is None:
+            return
+        for expectation in alike.unmarked.values():
+            self._mark(expectation)
+        alike.unmarked.clear()
         expected = self._marks.match(namespace, hashes[STRIDE - 1 :: STRIDE])
         raise_levels(levels, expected, self._rows, STRIDE)
+
+    def _mark(self, expectation: _Expectation) -> None:
+        holder = expectation.holder
+        row = self._marks.register(holder)
+        if row >= len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros(row + 1, np.int64)])
+        self._rows[row] = self._index.register(holder)
+        self._marks.store(holder, Tier.DEVICE, expectation.namespace, expectation.marks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cache_index import Tier
+from conductor.costs import kernels as k
 from conductor.placement import PlanSegment, PrefixPlan
 from conductor.policies.candidates import NO_PEER, Candidates, Choice
 
@@ -10,9 +11,10 @@ from conductor.policies.candidates import NO_PEER, Candidates, Choice
 def plan_of(c: Candidates, choice: Choice) -> PrefixPlan:
     """The plan of the prefill rank, or what the choice makes of it when it names another peer or none."""
     i = choice.prefill
-    if choice.peer == c.plan_peer[i]:
-        fetch_s, prefill_s = c.plan_fetch_s[i].item(), c.prefill_s[i].item()
-        local, tokens = c.plan_local[i].item(), c.plan_tokens[i].item()
+    plans, seconds = c.plans, c.seconds
+    if choice.peer == plans.item(k.PLAN_PEER, i):
+        local, tokens = plans.item(k.PLAN_LOCAL, i), plans.item(k.PLAN_TOKENS, i)
+        fetch_s, prefill_s = seconds.item(k.FETCH_S, i), seconds.item(k.PREFILL_S, i)
     else:
         local = int(c.overlap_tokens[i])
         tokens = local if choice.peer == NO_PEER else max(local, int(c.local_tokens[Tier.HOST, choice.peer]))
@@ -75,5 +77,6 @@ def hand_off_s(c: Candidates, prefill: int, decode: int) -> float:
 
 def predicted_ttft_s(c: Candidates, choice: Choice, plan: PrefixPlan, moving_s: float) -> float:
     """Queue, plan, and then the hand-off or the wait for memory on the decode rank, whichever is longer."""
-    waiting_s = float(c.wait_s[choice.decode])
-    return float(c.queue_s[choice.prefill]) + plan.prefill_s + max(moving_s, waiting_s)
+    seconds = c.seconds
+    waiting_s = seconds.item(k.WAIT_S, choice.decode)
+    return seconds.item(k.QUEUE_S, choice.prefill) + plan.prefill_s + max(moving_s, waiting_s)

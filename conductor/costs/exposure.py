@@ -17,10 +17,11 @@ from typing import Final
 import numpy as np
 
 from cache_index.kernel_cache import cache_directory, cached_njit
+from conductor.costs import kernels
 from conductor.costs import tables as t
-from conductor.costs.instance_class import Floats
+from conductor.costs.instance_class import Floats, Ints
 
-_DIRECTORY = cache_directory(Path(__file__), Path(t.__file__))
+_DIRECTORY = cache_directory(Path(__file__), Path(kernels.__file__), Path(t.__file__))
 
 _FIRST_SLOTS: Final = 8
 # ---- columns of a slot ----
@@ -82,13 +83,19 @@ class Exposure:
             self._table[slot] = self._table[len(self._ids)]
         return max(borne_s, 0.0)
 
-    def write(self, load: Floats, speeds: Floats, queue_s: float, tbt_share: float, now_s: float) -> None:
-        """Write the columns HARM of the rank's row of the load table, from the others of it.
-
-        ``speeds`` is the row of its class, ``queue_s`` what its prefills still take.
-        """
+    def write(self, tables: t.ClusterTables, row: int, tbt_share: float, now_s: float) -> None:
+        """Write the columns HARM of the rank's row of the load table, from the others of it."""
         _expose(
-            self._table, len(self._ids), self._placed_s, self._long_s, queue_s, tbt_share, now_s, speeds, load
+            self._table,
+            len(self._ids),
+            self._placed_s,
+            self._long_s,
+            tbt_share,
+            now_s,
+            tables.loads,
+            tables.ranks,
+            tables.classes,
+            row,
         )
 
 
@@ -97,12 +104,15 @@ def _expose(
     count: int,
     placed_s: float,
     long_s: float,
-    queue_s: float,
     tbt_share: float,
     now_s: float,
-    speeds: Floats,
-    load: Floats,
+    loads: Floats,
+    ranks: Ints,
+    classes: Floats,
+    row: int,
 ) -> None:
+    load, speeds = loads[row], classes[ranks[row, t.CLASS]]
+    queue_s = kernels.queue_s(loads, row, now_s)
     step_s = speeds[t.DECODE_SCALE] * (
         speeds[t.DECODE_BASE_S]
         + speeds[t.DECODE_S_PER_SEQUENCE] * load[t.ACTIVE_DECODES]

@@ -62,7 +62,7 @@ def _kernel(function: Callable[..., Any]) -> Any:
 
 
 @_kernel
-def _queue_s(loads: Floats, row: int, now_s: float) -> float:
+def queue_s(loads: Floats, row: int, now_s: float) -> float:
     """Seconds until a prefill placed now would begin."""
     if loads[row, t.PENDING_PREFILLS] == 0.0:
         return 0.0
@@ -318,7 +318,7 @@ def estimate(
             # Decodes aboard end, evenly, within a life of theirs, which is taken to be this request's own.
             wait_s = min(excess / context, 1.0) * output_tokens * tbt_s
         own_s = best_s - (best_fetch_s if not streams else 0.0)
-        queues[i] = _queue_s(loads, row, now_s)
+        queues[i] = queue_s(loads, row, now_s)
         prefills[i] = best_s
         fetches[i] = best_fetch_s
         steps[i] = tbt_s

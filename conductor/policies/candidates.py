@@ -98,6 +98,11 @@ class Candidates(Protocol):
         ...
 
     @property
+    def limit_tokens(self) -> Ints:
+        """What ``fits`` says by: prompts must be shorter."""
+        ...
+
+    @property
     def can_fetch(self) -> Flags:
         """Its connector can pull a prefix from a peer."""
         ...
@@ -105,6 +110,16 @@ class Candidates(Protocol):
     @property
     def local_tokens(self) -> Tokens:
         """[tier, rank]: usable cached prefix in the tiers up to ``tier``."""
+        ...
+
+    @property
+    def seconds(self) -> Floats:
+        """[term, rank]: the estimates as one array, for what is compiled (`costs.kernels`: QUEUE_S and so on)."""
+        ...
+
+    @property
+    def plans(self) -> Ints:
+        """[row, rank]: plans and ``placements`` likewise (`costs.kernels`: PLAN_TOKENS and so on)."""
         ...
 
     @property

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from conductor.policies.candidates import Candidates, Choice
 from conductor.policies.parameters import whole_number
 from conductor.policies.slo_kernel import choose
@@ -26,38 +24,26 @@ class Slo:
 
     def __init__(self, *, decode_prefill_tokens: int = 512) -> None:
         self._decode_prefill_tokens = whole_number("decode_prefill_tokens", decode_prefill_tokens)
-        self._choice = np.empty(2, np.int64)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Slo:
         return self  # it remembers nothing
 
     def choose(self, candidates: Candidates) -> Choice | None:
         c = candidates
-        found = choose(
+        prefill, decode, peer = choose(
             c.roles,
             c.protocol,
-            c.fits,
+            c.limit_tokens,
             c.prompt_tokens,
-            c.plan_tokens,
             c.local_tokens,
-            c.placements,
+            c.plans,
+            c.seconds,
             c.locations,
-            c.queue_s,
-            c.prefill_s,
-            c.inflicted_s,
-            c.harm,
-            c.wait_s,
-            c.tbt_s,
-            c.kv_s_per_token,
             c.link_latency_s,
             c.kv_bytes_per_token,
             c.links,
             c.ttft_objective_s,
             c.tbt_objective_s,
             self._decode_prefill_tokens,
-            self._choice,
         )
-        if not found:
-            return None
-        prefill, decode = self._choice.tolist()
-        return Choice(prefill, decode, int(c.plan_peer[prefill]))
+        return Choice(prefill, decode, peer) if prefill >= 0 else None

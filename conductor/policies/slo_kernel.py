@@ -8,12 +8,13 @@ from typing import Final
 import numpy as np
 
 from cache_index.kernel_cache import cache_directory, cached_njit
+from conductor.costs import kernels as k
 from conductor.costs import tables, topology
 from conductor.costs.instance_class import Floats, Ints
 from conductor.costs.tables import DECODE, MIXED, PREFILL
-from conductor.policies.candidates import Flags, Tokens
+from conductor.policies.candidates import Tokens
 
-_DIRECTORY = cache_directory(Path(__file__), Path(topology.__file__), Path(tables.__file__))
+_DIRECTORY = cache_directory(*map(Path, (__file__, k.__file__, topology.__file__, tables.__file__)))
 
 # A predicted TTFT of 0.8 of its objective is taken to meet it, one of 1.2 to miss it, and between them the chance
 # rises evenly.
@@ -43,44 +44,44 @@ _score = cached_njit(_score, _DIRECTORY)
 def choose(
     roles: Ints,
     protocol: Ints,
-    fits: Flags,
+    limit_tokens: Ints,
     prompt_tokens: int,
-    plan_tokens: Ints,
     local_tokens: Tokens,
-    placements: Ints,
+    plans: Ints,
+    seconds: Floats,
     locations: Ints,
-    queue_s: Floats,
-    prefill_s: Floats,
-    inflicted_s: Floats,
-    harm: Floats,
-    wait_s: Floats,
-    tbt_s: Floats,
-    kv_s_per_token: Floats,
     link_latency_s: Floats,
     kv_bytes_per_token: Floats,
     links: Floats,
     ttft_objective_s: float,
     tbt_objective_s: float,
     decode_prefill_tokens: int,
-    choice: Ints,
-) -> bool:
-    """Write the positions of prefill and decode rank into ``choice``; False when there is none.
+) -> tuple[int, int, int]:
+    """The positions of prefill rank, decode rank and the peer of the plan; -1 where there is none.
 
     ``roles`` are bits, 0 for ranks that are no candidates. Whole placements are tried on every mixed rank, and on
     decode ranks that would compute at most ``decode_prefill_tokens``. Of pairs, the best ``_FEW`` prefill ranks
     are tried with every decode rank.
     """
     size = roles.shape[0]
+    queue_s, prefill_s, tbt_s, wait_s = (
+        seconds[k.QUEUE_S],
+        seconds[k.PREFILL_S],
+        seconds[k.TBT_S],
+        seconds[k.WAIT_S],
+    )
+    inflicted_s, harm, kv_s_per_token = seconds[k.INFLICTED_S], seconds[k.HARM], seconds[k.KV_S_PER_TOKEN]
+    plan_tokens, placements = plans[k.PLAN_TOKENS], plans[k.PLACED]
     best, best_prefill, best_decode = np.inf, -1, -1
     decodes = 0  # bits of the protocols that have a decode rank
     for i in range(size):
-        if roles[i] == DECODE and fits[i]:
+        if roles[i] == DECODE and prompt_tokens < limit_tokens[i]:
             decodes |= 1 << protocol[i]
     few = np.full(_FEW, -1, np.int64)
     few_key = np.full(_FEW, np.inf)
     for i in range(size):
         role = roles[i]
-        if role == 0 or not fits[i]:
+        if role == 0 or prompt_tokens >= limit_tokens[i]:
             continue
         start_s = queue_s[i] + prefill_s[i]
         if role == MIXED or (role == DECODE and prompt_tokens - plan_tokens[i] <= decode_prefill_tokens):
@@ -98,21 +99,21 @@ def choose(
             ):
                 at -= 1
             if at < _FEW:
-                for k in range(_FEW - 1, at, -1):
-                    few[k], few_key[k] = few[k - 1], few_key[k - 1]
+                for behind in range(_FEW - 1, at, -1):
+                    few[behind], few_key[behind] = few[behind - 1], few_key[behind - 1]
                 few[at], few_key[at] = i, key
     least = 0.0  # that any decode rank adds to a pair, found with the first prefill rank
-    for k in range(_FEW):
-        i = few[k]
+    for number in range(_FEW):
+        i = few[number]
         if i < 0:
             break
         start_s = queue_s[i] + prefill_s[i]
         then = least if protocol[i] == protocol[few[0]] else 0.0
-        if few_key[k] + then > best:
+        if few_key[number] + then > best:
             continue
-        first, least_here = k == 0, np.inf
+        first, least_here = number == 0, np.inf
         for j in range(size):
-            if roles[j] != DECODE or not fits[j] or protocol[j] != protocol[i]:
+            if roles[j] != DECODE or prompt_tokens >= limit_tokens[j] or protocol[j] != protocol[i]:
                 continue
             lacking, hand_off_s = prompt_tokens - local_tokens[0, j], 0.0
             if lacking > 0:
@@ -147,8 +148,7 @@ def choose(
                 best, best_prefill, best_decode = score, i, j
         if first:
             least = least_here
-    choice[0], choice[1] = best_prefill, best_decode
-    return best_prefill >= 0
+    return best_prefill, best_decode, plans[k.PLAN_PEER, best_prefill] if best_prefill >= 0 else -1
 
 
 choose = cached_njit(choose, _DIRECTORY)

@@ -165,10 +165,21 @@ class Engines:
 
     def gauges(self, now_s: float) -> Gauges:
         """What engines would say of themselves now."""
+        running, waiting, used_tokens = self.read_gauges(now_s).T
+        usage = used_tokens / self.kv_tokens
+        return Gauges(running.astype(np.int32), waiting.astype(np.int32), usage)
+
+    def read_gauges(self, now_s: float) -> Floats:
+        """The same as [engine, (running, waiting, tokens taken)]."""
         table = np.empty((len(self._state.engines), 3))
         read_gauges(self._address, now_s, table)
-        usage = table[:, 2] / self._state.engines[:, k.E_KV_TOKENS]
-        return Gauges(table[:, 0].astype(np.int32), table[:, 1].astype(np.int32), usage)
+        return table
+
+    @property
+    def kv_tokens(self) -> Ints:
+        """Of each engine's device."""
+        tokens: Ints = self._state.engines[:, k.E_KV_TOKENS]
+        return tokens
 
     @property
     def cached_tokens(self) -> Ints:

@@ -28,10 +28,11 @@ from conductor.placement import (
 )
 from conductor.scheduler import Scheduler
 from simulator.cluster.engine_state import Store, stores_of
-from simulator.cluster.engines import Engines, Gauges, Load, flat_hashes
+from simulator.cluster.engines import Engines, Load, flat_hashes
 from simulator.cluster.kernels import layout as k
 from simulator.cluster.layout import MODEL
-from simulator.cluster.results import Outcome, RequestResult, Simulated, Timeline
+from simulator.cluster.looks import Looks
+from simulator.cluster.results import Outcome, RequestResult, Simulated
 from simulator.cluster.specification import POOL_TIERS, ClusterSpec, Outage
 from simulator.cluster.workload import BLOCK_TOKENS, Request
 
@@ -79,14 +80,12 @@ class ClusterSimulation:
         self._step_by_step = step_by_step
         self._dispatcher = Dispatcher(scheduler) if dispatcher is None else dispatcher
         self._numbers = {spec.name: number for number, spec in enumerate(cluster.instances)}
-        self._groups = _by_role(cluster)
         self._held: dict[int, tuple[Request, int]] = {}  # by ticket, with the retries so far
         self._under_way: dict[int, _UnderWay] = {}  # by request number
         self._results: list[RequestResult] = []
         self._outages = _changes_of(cluster.outages)
         self._next_poll_s = 0.0
-        self._variations: list[float] = []
-        self._looks: list[tuple[float, Gauges]] = []
+        self._looks = Looks(tuple(self._numbers))
 
     def run(self, requests: Iterable[Request], on_end: Callable[[], None] = lambda: None) -> Simulated:
         """Simulate until every request has ended; ``on_end`` is called for each. To be called once."""
@@ -102,6 +101,7 @@ class ClusterSimulation:
             longest_output_tokens=max((request.output_tokens for request in workload), default=0),
             step_by_step=self._step_by_step,
         )
+        self._kv_tokens: list[int] = self.engines.kv_tokens.tolist()
         self._holders = _holders_of(self._cluster, self.engines)
         self._namespace = Namespace(MODEL, self._block_tokens)
         arrivals = iter(workload)
@@ -136,16 +136,10 @@ class ClusterSimulation:
             results=self._results,
             end_s=now_s,
             busy_s={spec.name: busy_s[number] for number, spec in enumerate(self._cluster.instances)},
-            load_variation=float(np.mean(self._variations)) if self._variations else 0.0,
+            load_variation=self._looks.load_variation(_by_role(self._cluster)),
             engine_runs=self.engines.runs,
             computed_tokens=self.engines.computed_tokens,
-            timeline=Timeline(
-                at_s=np.array([at_s for at_s, _ in self._looks]),
-                instances=tuple(self._numbers),
-                running=np.array([look.running for _, look in self._looks]),
-                waiting=np.array([look.waiting for _, look in self._looks]),
-                kv_usage=np.array([look.kv_usage for _, look in self._looks], np.float32),
-            ),
+            timeline=self._looks.timeline(self.engines.kv_tokens),
         )
 
     def _next_time_s(self, now_s: float) -> float:
@@ -335,17 +329,12 @@ class ClusterSimulation:
         """Report gauges as of the last poll time that has passed: nothing has changed since the last event."""
         at_s = now_s // POLL_S * POLL_S
         self._next_poll_s = at_s + POLL_S
-        gauges = self.engines.gauges(at_s)
-        self._looks.append((at_s, gauges))
-        columns = (gauges.running.tolist(), gauges.waiting.tolist(), gauges.kv_usage.tolist())
-        for name, running, waiting, usage in zip(self._numbers, *columns, strict=True):
-            self.scheduler.report_load(name, 0, ReportedLoad(running, waiting, usage, at_s))
-        requests = gauges.running + gauges.waiting
-        for numbers in self._groups:
-            loads = requests[numbers]
-            mean = loads.mean()
-            if mean > 0:
-                self._variations.append(float(loads.std() / mean))
+        gauges = self.engines.read_gauges(at_s)
+        self._looks.add(at_s, gauges)
+        facts = zip(self._numbers, self._kv_tokens, gauges.tolist(), strict=True)
+        for name, kv_tokens, (running, waiting, used_tokens) in facts:
+            load = ReportedLoad(int(running), int(waiting), used_tokens / kv_tokens, at_s)
+            self.scheduler.report_load(name, 0, load)
 
 
 def _asked(

@@ -58,6 +58,7 @@ def test_coming_and_going_leaves_nothing_behind() -> None:
     for number in range(200):
         holder = Holder(f"i{number}")
         expected.expect(f"{number}", holder, NAMESPACE, PROMPT)
+        assert raised(expected, index) == {holder: [BLOCKS] * 5}
         if number % 2:
             expected.ended(f"{number}")
         expected.forget(holder)

@@ -12,6 +12,7 @@ from cache_index import Tier
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import RankState, make_instance
 from conductor.costs import Floats, Ints
+from conductor.costs import kernels as k
 from conductor.costs.tables import DECODE, MIXED, PREFILL
 from conductor.costs.topology import LOCATION_LEVELS, Topology
 from conductor.placement import PlacementRequest, Role
@@ -87,6 +88,34 @@ class HandMade(Candidates):
     waiting: Ints = field()
     kv_usage: Floats = field()
     placements: Ints = field()
+
+    @property
+    def limit_tokens(self) -> Ints:
+        return np.where(self.fits, 10**9, 0)
+
+    @property
+    def seconds(self) -> Floats:
+        rows = {
+            k.QUEUE_S: self.queue_s,
+            k.PREFILL_S: self.prefill_s,
+            k.FETCH_S: self.plan_fetch_s,
+            k.TBT_S: self.tbt_s,
+            k.WAIT_S: self.wait_s,
+            k.INFLICTED_S: self.inflicted_s,
+            k.KV_S_PER_TOKEN: self.kv_s_per_token,
+            k.HARM: self.harm,
+        }
+        return np.array([rows[row] for row in range(k.SECONDS_ROWS)])
+
+    @property
+    def plans(self) -> Ints:
+        rows = {
+            k.PLAN_TOKENS: self.plan_tokens,
+            k.PLAN_LOCAL: self.plan_local,
+            k.PLAN_PEER: self.plan_peer,
+            k.PLACED: self.placements,
+        }
+        return np.array([rows[row] for row in range(k.PLAN_ROWS)], np.int64)
 
     def with_roles(self, roles: Ints) -> HandMade:
         return replace(self, roles=roles)

@@ -13,25 +13,26 @@ from conductor.costs import tables as t
 
 STEP_S = 0.01  # whatever is aboard
 TABLES = ClusterTables()
-SPEEDS = TABLES.classes[
-    TABLES.class_id(
-        replace(
-            LLAMA_8B_H100,
-            name="even",
-            decode_base_s=STEP_S,
-            decode_s_per_sequence=0.0,
-            decode_s_per_context_token=0.0,
-        )
+TABLES.make_row(0)
+TABLES.ranks[0, t.CLASS] = TABLES.class_id(
+    replace(
+        LLAMA_8B_H100,
+        name="even",
+        decode_base_s=STEP_S,
+        decode_s_per_sequence=0.0,
+        decode_s_per_context_token=0.0,
     )
-]
+)
 OBJECTIVE_S, SHARE, TOKENS = 0.05, 0.1, 100
 SPARE_S = SHARE * (OBJECTIVE_S - STEP_S)  # of prefill, earned by each token
 
 
 def harm(exposure: Exposure, now_s: float = 0.0, *, queue_s: float = 0.0, share: float = SHARE) -> Floats:
-    load = np.zeros(t.LOAD_COLUMNS)
-    exposure.write(load, SPEEDS, queue_s, share, now_s)
-    return load[t.HARM : t.REPORTED_RUNNING]
+    load = TABLES.loads[0]
+    load[t.PENDING_PREFILLS] = load[t.HEAD_OBSERVED] = queue_s > 0.0
+    load[t.HEAD_SINCE_S], load[t.HEAD_PREDICTED_S] = now_s, queue_s
+    exposure.write(TABLES, 0, share, now_s)
+    return load[t.HARM : t.REPORTED_RUNNING].copy()
 
 
 def aboard(*began_s: float, tokens: int = TOKENS) -> Exposure:
@@ -65,7 +66,7 @@ def test_an_answer_that_is_long_already_has_room() -> None:
 
 def test_who_has_borne_too_much_can_hardly_be_harmed_any_more() -> None:
     exposure = aboard(0.0)
-    before = harm(exposure).copy()
+    before = harm(exposure)
     exposure.placed("long", 3.0, TOKENS, OBJECTIVE_S, long=True)
     exposure.ended("long", 0.0)
     assert (harm(exposure, now_s=3.0) < 0.01 * before).all()
