@@ -1,4 +1,4 @@
-"""Our front door beside other routers: the same engines, the same clients, each router alone on one core, in one run.
+"""Our front door beside other routers: the same engines and clients, each router alone on one core, in one run.
 
 Ours is the real thing, `conductor serve --config FILE`: the `slo` policy, its scheduler and cache index, exact
 tokens of every prompt, health checks, metrics. The others are SMG (PyPI `smg`), SGLang's router (`sglang-router`)
@@ -9,7 +9,7 @@ measured in turn for every workload, round by round; figures are medians of the 
 Workloads:
 
 - `small_c16`, `small_c64`: short chats answered at once, 16 and 64 connections in a closed loop;
-- `rate_500`: the same at 500 requests a second, due at fixed times; what it adds to the engine's own latency counts;
+- `rate_500`: the same at 500 requests a second, due at fixed times; what it adds to an engine's latency counts;
 - `turns_128k`: chats of 128 KB, of which all but the last turn (1 KB) was seen before, 16 connections;
 - `unique_128k`: chats of 128 KB that nobody has seen (not with --quick);
 - `burst`: 64 streams of 256 events, as fast as they are read;
@@ -93,21 +93,25 @@ WORKLOADS = (
 # ---- the requests ----
 
 
-def vocabulary(size: int) -> list[str]:
-    letters = random.Random(0)
-    return ["".join(letters.choices("etaoinshrdlucmfw", k=letters.randint(2, 9))) for _ in range(size)]
-
-
-VOCABULARY = vocabulary(4000)
-FREQUENCIES = [1 / rank for rank in range(1, len(VOCABULARY) + 1)]  # Zipf's law
+VOCABULARY = """
+the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
+you were all her she there would their we him been has when who will no more if out so said what up its about into
+than them can only other time new some could these two may first then do any like my now over such our man me even
+most made after also did many before must through back years where much your way well down should because each just
+those people how too little state good very make world still own see men work long here get both between life being
+under never day same another know while last might us great old year off come since against go came right used take
+three request cache engine prompt token latency server model memory answer question system message 42 1,000 3.14
+"""
+WORDS = VOCABULARY.split()
+FREQUENCIES = [1 / rank for rank in range(1, len(WORDS) + 1)]  # Zipf's law
 
 
 def words(generator: random.Random, size_bytes: int) -> str:
-    return " ".join(generator.choices(VOCABULARY, FREQUENCIES, k=size_bytes // 3 + 1))[:size_bytes]
+    return " ".join(generator.choices(WORDS, FREQUENCIES, k=size_bytes // 2))[:size_bytes]
 
 
 def chats(generator: random.Random) -> list[list[dict[str, str]]]:
-    """Turns of conversations that have grown to 128 KB, one turn after the other; the last text is new each time."""
+    """Turns of conversations grown to 128 KB, one turn after the other; the last text is new each time."""
     grown = []
     for _ in range(CHATS):
         messages = [{"role": "system", "content": words(generator, 8 * TURN_BYTES)}]
@@ -188,9 +192,7 @@ def our_command(folder: Path, port: int, engines: list[str]) -> list[str]:
         "server": {"port": port},
         "scheduling": {"policy": "slo"},
         "models": [{"name": MODEL, "tokenizer": str(TOKENIZER)}],
-        "instances": [
-            {"id": f"engine-{i}", "url": url, "block_size": 16} for i, url in enumerate(engines)
-        ],
+        "instances": [{"id": f"engine-{i}", "url": url, "block_size": 16} for i, url in enumerate(engines)],
         "log": {"level": "warning"},
     }
     file = folder / "conductor.yaml"
@@ -286,7 +288,13 @@ def rss_mb(pid: int) -> float:
 
 
 def measure(folder: Path, core: int, target: Target, workload: Workload, seconds: float) -> dict[str, float]:
-    command = [folder / "client", target.port, folder / f"{workload.name}.jsonl", workload.connections, seconds]
+    command = [
+        folder / "client",
+        target.port,
+        folder / f"{workload.name}.jsonl",
+        workload.connections,
+        seconds,
+    ]
     if workload.rate is not None:
         command.append(workload.rate)
     client = spawn(core, *map(str, command), stdout=subprocess.PIPE)
@@ -400,7 +408,9 @@ def figures(
         "sse_ratio_vs_smg": ratio("burst", "events_per_s"),
         "paced_event_cpu_ratio_vs_smg": ratio("paced", "per_core_s"),
         "added_p99_ms_500rps": {
-            target.name: round(by_key[target.name, "rate_500"]["p99_ms"] - by_key["direct", "rate_500"]["p99_ms"], 3)
+            target.name: round(
+                by_key[target.name, "rate_500"]["p99_ms"] - by_key["direct", "rate_500"]["p99_ms"], 3
+            )
             for target in routers
         },
         "rss_mb": {
@@ -412,7 +422,9 @@ def figures(
         },
         "idle_streams": idle,
         "ratios": {
-            over.name: {name: ratio(name, compared[name], over.name) for name in over.rows if name in compared}
+            over.name: {
+                name: ratio(name, compared[name], over.name) for name in over.rows if name in compared
+            }
             for over in routers[1:]
         },
         "per_core_ratios": {
@@ -424,7 +436,15 @@ def figures(
 
 
 def print_table(result: dict[str, Any]) -> None:
-    columns = ("requests_per_s", "events_per_s", "per_core_s", "p50_ms", "p99_ms", "first_event_p50_ms", "rss_mb")
+    columns = (
+        "requests_per_s",
+        "events_per_s",
+        "per_core_s",
+        "p50_ms",
+        "p99_ms",
+        "first_event_p50_ms",
+        "rss_mb",
+    )
     print(f"{'router':<15}{'workload':<13}" + "".join(f"{name:>19}" for name in columns))
     for row in sorted(result["rows"], key=lambda row: str(row["workload"])):
         print(f"{row['router']:<15}{row['workload']:<13}" + "".join(f"{row[name]:>19,}" for name in columns))
