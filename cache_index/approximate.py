@@ -10,11 +10,13 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cache_index.hashing import Hashes, Namespace
 from cache_index.named_blocks import store_missing
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, Tier
+from cache_index.run_table import Keys, RunTable
 
 DEFAULT_TTL_S = 120.0
 DEFAULT_CAPACITY_BLOCKS = 16_384
@@ -29,7 +31,7 @@ class _Run:
     at_s: float
     namespace: Namespace
     hashes: Hashes
-    keys: list[int]
+    keys: Keys
     stop: int
 
 
@@ -38,7 +40,7 @@ class _Assumed:
 
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
-        self.run_of: dict[int, int] = {}
+        self.run_of = RunTable()
         self.runs: deque[_Run] = deque()
         self.times: dict[int, float] = {}  # of the runs, by number
         self.entries = 0  # of all runs
@@ -46,8 +48,8 @@ class _Assumed:
 
     def superseded(self, run: _Run) -> bool:
         """Whether a later run has the run's deepest block, and with it all before."""
-        number = self.run_of.get(run.keys[run.stop - 1])
-        return number is not None and number != run.number
+        number = int(self.run_of.get(run.keys[run.stop - 1 : run.stop])[0])
+        return number not in (-1, run.number)
 
 
 class ApproximateResidency:
@@ -109,30 +111,37 @@ class ApproximateResidency:
         hashes = np.ascontiguousarray(hashes[: assumed.capacity_blocks], np.uint64)
         if not len(hashes):
             return 0
-        keys = (hashes ^ np.uint64(namespace.domain)).tolist()
-        known = np.fromiter(map(assumed.run_of.__contains__, keys), np.bool_, len(keys))
+        keys = hashes ^ namespace.domain_word
+        known = assumed.run_of.get(keys) >= 0
+        leading = len(keys) if known.all() else int(known.argmin())
         run = _Run(assumed.next_number, now_s, namespace, hashes, keys, len(keys))
         assumed.next_number += 1
         assumed.runs.append(run)
         assumed.times[run.number] = now_s
         assumed.entries += len(keys)
-        assumed.run_of.update(dict.fromkeys(keys, run.number))
+        assumed.run_of.put(keys, run.number)
         self._evict(holder, assumed, len(assumed.run_of) - assumed.capacity_blocks)
-        store_missing(self._index, holder, Tier.DEVICE, namespace, hashes, ~known)
+        if known[leading:].any():
+            store_missing(self._index, holder, Tier.DEVICE, namespace, hashes, ~known)
+        elif leading < len(keys):
+            parent = int(hashes[leading - 1]) if leading else 0
+            self._index.store(holder, Tier.DEVICE, namespace, hashes[leading:], parent=parent)
         _compact(assumed)
-        return len(keys) if known.all() else int(known.argmin())
+        return leading
 
-    def last_used_s(self, holder: Holder, namespace: Namespace, hashes: Hashes) -> list[float]:
+    def last_used_s(self, holder: Holder, namespace: Namespace, hashes: Hashes) -> NDArray[np.float64]:
         """When each of the leading blocks that are assumed was last routed there; ends at the first unknown."""
         assumed = self._holders.get(holder)
-        times: list[float] = []
-        if assumed is not None:
-            for key in (hashes ^ np.uint64(namespace.domain)).tolist():
-                number = assumed.run_of.get(key)
-                if number is None:
-                    break
-                times.append(assumed.times[number])
-        return times
+        if assumed is None or not len(hashes):
+            return np.empty(0)
+        numbers = assumed.run_of.get(hashes ^ namespace.domain_word)
+        if numbers.min() < 0:
+            numbers = numbers[: int((numbers < 0).argmax())]
+        if not len(numbers):
+            return np.empty(0)
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))  # blocks of one run stand together
+        times = [assumed.times[number] for number in numbers[starts].tolist()]
+        return np.repeat(times, np.diff(starts, append=len(numbers)))
 
     def evicted(self, holder: Holder, last_used_s: float) -> int:
         """The engine turned out to have evicted a block that was last used then.
@@ -165,14 +174,10 @@ class ApproximateResidency:
             del assumed.times[assumed.runs.popleft().number]
             assumed.entries -= run.stop
             return 0
-        evicted: list[int] = []
-        while run.stop and len(evicted) < blocks:
-            run.stop -= 1
-            assumed.entries -= 1
-            if run_of.get(run.keys[run.stop]) == run.number:
-                del run_of[run.keys[run.stop]]
-                evicted.append(run.stop)
-        if evicted:
+        evicted, stop = run_of.take_last(run.keys, run.stop, run.number, blocks)
+        assumed.entries -= run.stop - stop
+        run.stop = stop
+        if len(evicted):
             self._index.remove(holder, Tier.DEVICE, run.namespace, run.hashes[evicted])
         if not run.stop:
             del assumed.times[assumed.runs.popleft().number]
@@ -187,9 +192,9 @@ def _compact(assumed: _Assumed) -> None:
     for run in assumed.runs:
         if assumed.superseded(run):
             continue
-        alive = [i for i in range(run.stop) if assumed.run_of.get(run.keys[i]) == run.number]
-        if alive:
-            keys = [run.keys[i] for i in alive]
+        alive = np.flatnonzero(assumed.run_of.get(run.keys[: run.stop]) == run.number)
+        if len(alive):
+            keys = run.keys[alive]
             kept.append(_Run(run.number, run.at_s, run.namespace, run.hashes[alive], keys, len(keys)))
     assumed.runs = kept
     assumed.times = {run.number: run.at_s for run in kept}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,12 @@ def canonical_hash(value: object) -> int:
     return int(kernels.hash_words(np.frombuffer(encoded, dtype="<u4"), np.uint64(0), kernels.secrets_for(0)))
 
 
+@lru_cache(maxsize=4_096)
+def _domain(model: str, block_size: int, lora: str | None, tenant: str) -> int:
+    """Of a namespace; there are few, and one is made for every request."""
+    return canonical_hash([model, block_size, lora, tenant])
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """What makes equal tokens unequal caches. Its ``domain`` separates them in the index."""
@@ -71,7 +78,7 @@ class Namespace:
     domain_word: np.uint64 = field(init=False, repr=False, compare=False)  # the same, as kernels take it
 
     def __post_init__(self) -> None:
-        domain = canonical_hash([self.model, self.block_size, self.lora, self.tenant])
+        domain = _domain(self.model, self.block_size, self.lora, self.tenant)
         object.__setattr__(self, "domain", domain)
         object.__setattr__(self, "domain_word", np.uint64(domain))
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cache_index import ApproximateResidency, CacheIndex, Holder, sequence_hashes
 from conductor.cluster import EngineFacts, InstanceState
 from conductor.explanation import PlacementRecord
@@ -15,7 +18,7 @@ from conductor.roster import cache_namespace
 class _Assumption:
     holder: Holder
     block_size: int
-    last_used_s: list[float]  # of the leading blocks that were assumed before the placement
+    last_used_s: NDArray[np.float64]  # of the leading blocks that were assumed before the placement
 
 
 class AssumedCache:
@@ -48,7 +51,8 @@ class AssumedCache:
         ):
             return
         namespace = cache_namespace(owner, record.placement.model, size)
-        namespace = replace(namespace, tenant=request.cache_tenant)
+        if request.cache_tenant != namespace.tenant:
+            namespace = replace(namespace, tenant=request.cache_tenant)
         hashes = sequence_hashes(request.tokens, namespace.block_size, cache_salt=request.cache_salt)
         last_used_s = self._residency.last_used_s(holder, namespace, hashes)
         self._residency.assume(holder, namespace, hashes, now_s)
@@ -66,4 +70,4 @@ class AssumedCache:
         cached_blocks = usage.cached_tokens // assumption.block_size
         # A fully cached prompt recomputes its last block, so one block fewer is no contradiction.
         if cached_blocks < len(assumption.last_used_s) - 1:
-            self._residency.evicted(assumption.holder, assumption.last_used_s[cached_blocks])
+            self._residency.evicted(assumption.holder, float(assumption.last_used_s[cached_blocks]))

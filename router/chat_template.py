@@ -76,6 +76,9 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
+            self._template.globals = dict(
+                self._template.globals
+            )  # a chain of maps is slow to copy, once a render
             tree = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error

@@ -34,11 +34,14 @@ class IndivisibleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Segmentation:
-    """``added`` matches added tokens; those among the ``boundaries`` begin segments, and have ``boundary_ids``."""
+    """``added`` matches added tokens; those among the ``boundaries`` begin segments.
+
+    ``begins`` tells of every token id whether it is that of a boundary.
+    """
 
     added: re.Pattern[str]
     boundaries: frozenset[str]
-    boundary_ids: npt.NDArray[np.uint32]
+    begins: npt.NDArray[np.bool_]
 
     def split(self, text: str) -> list[str]:
         """The segments, which together are the text; none of an empty text. Linear in its length."""
@@ -56,12 +59,13 @@ class Segmentation:
 
         None when plain text gave the id of a boundary too, so that one cannot be told from the other.
         """
-        starts = np.flatnonzero(np.isin(tokens, self.boundary_ids))
+        starts = self.begins[tokens].nonzero()[0]
         first = self.added.match(segments[0])
         begins_so = first is not None and first.group() in self.boundaries
         if len(starts) != (len(segments) if begins_so else len(segments) - 1):
             return None
-        return np.split(tokens, starts[1:] if begins_so else starts)
+        cuts = [*(starts[1:] if begins_so else starts).tolist(), len(tokens)]
+        return [tokens[start:end] for start, end in itertools.pairwise([0, *cuts])]
 
 
 def segmentation_of(tokenizer: Tokenizer, encode: Callable[[str], Tokens]) -> Segmentation:
@@ -80,8 +84,10 @@ def segmentation_of(tokenizer: Tokenizer, encode: Callable[[str], Tokens]) -> Se
     added, boundaries = max(choices, key=lambda choice: len(choice[1]))
     if not boundaries:
         raise IndivisibleError("it has no added tokens that are matched wherever they stand")
-    ids = np.array([tokenizer.token_to_id(content) for content in boundaries], np.uint32)
-    segmentation = Segmentation(re.compile(_alternatives(added)), frozenset(boundaries), ids)
+    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    begins = np.zeros(max(ids.values()) + 1, np.bool_)
+    begins[[ids[content] for content in boundaries]] = True
+    segmentation = Segmentation(re.compile(_alternatives(added)), frozenset(boundaries), begins)
     _probe(segmentation, boundaries, encode)
     return segmentation
 

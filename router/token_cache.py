@@ -51,16 +51,20 @@ class TokenCache:
         """The text's token ids; None when more than ``most_new`` of its characters would be tokenized."""
         segments = self._segmentation.split(text)
         found = self._look_up(segments)
-        new = sum(len(segment) for segment, known in zip(segments, found, strict=True) if known is None)
+        new = sum([len(segment) for segment, known in zip(segments, found, strict=True) if known is None])
         if most_new is not None and new > most_new:
             return None
-        if new:
-            self._fill_in(segments, found)
+        if new and new == len(text):
+            tokens = self._encode(text)
+            self._keep_run(segments, tokens)
+        else:
+            if new:
+                self._fill_in(segments, found)
+            tokens = np.frombuffer(bytearray().join([part for part in found if part is not None]), np.uint32)
         with self._lock:
             self._new_characters += new
             self._known_characters += len(text) - new
-        joined = bytearray().join(part for part in found if part is not None)
-        return np.frombuffer(joined, np.uint32)
+        return tokens
 
     def state(self) -> TokenCacheState:
         return TokenCacheState(None, self._kept_bytes, self._known_characters, self._new_characters)
@@ -79,24 +83,29 @@ class TokenCache:
         for missing, places in groupby(range(len(segments)), lambda place: found[place] is None):
             if missing:
                 run = list(places)
-                encoded = self._encode_run([segments[place] for place in run])
-                for place, ids in zip(run, encoded, strict=True):
-                    found[place] = tokens = ids.tobytes()
-                    self._keep(segments[place], tokens)
+                texts = [segments[place] for place in run]
+                for place, ids in zip(run, self._keep_run(texts, self._encode("".join(texts))), strict=True):
+                    found[place] = ids
 
-    def _encode_run(self, segments: list[str]) -> list[Tokens]:
-        encoded = self._segmentation.split_tokens(self._encode("".join(segments)), segments)
-        return encoded if encoded is not None else [self._encode(segment) for segment in segments]
+    def _keep_run(self, segments: list[str], tokens: Tokens) -> list[bytes]:
+        """The tokens of each of the segments, which are now kept, from those of the text that they make up."""
+        parts = self._segmentation.split_tokens(tokens, segments)
+        if parts is None:
+            parts = [self._encode(segment) for segment in segments]
+        kept = [part.tobytes() for part in parts]
+        with self._lock:
+            for segment, ids in zip(segments, kept, strict=True):
+                self._keep(segment, ids)
+        return kept
 
     def _keep(self, segment: str, tokens: bytes) -> None:
         cost_bytes = _cost_bytes(segment, tokens)
-        with self._lock:
-            if segment in self._kept or cost_bytes > self._max_bytes:
-                return
-            self._kept[segment] = tokens
-            self._kept_bytes += cost_bytes
-            while self._kept_bytes > self._max_bytes:
-                self._kept_bytes -= _cost_bytes(*self._kept.popitem(last=False))
+        if segment in self._kept or cost_bytes > self._max_bytes:
+            return
+        self._kept[segment] = tokens
+        self._kept_bytes += cost_bytes
+        while self._kept_bytes > self._max_bytes:
+            self._kept_bytes -= _cost_bytes(*self._kept.popitem(last=False))
 
 
 def _cost_bytes(segment: str, tokens: bytes) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import secrets
@@ -240,6 +241,8 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(server.stop)
         console = Console(stderr=True)
         await _wait_until_ready(console, scheduler, stop, clock)
+        gc.collect()
+        gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         if not stop.is_set():
             _announce(console, scheduler, server.url)
         await stop.wait()

@@ -54,7 +54,7 @@ def test_holders_that_were_not_added_are_left_alone() -> None:
     other = Holder("publishes")
     index.register(other)
     assert residency.assume(other, NAMESPACE, chain(1), 0.0) == 0
-    assert residency.last_used_s(other, NAMESPACE, chain(1)) == []
+    assert not len(residency.last_used_s(other, NAMESPACE, chain(1)))
     assert residency.evicted(other, 1.0) == 0
     residency.forget(other)
     residency.remove(other)
@@ -95,7 +95,7 @@ def test_an_eviction_tells_of_everything_used_no_later() -> None:
     residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)
     residency.assume(ENGINE, NAMESPACE, chain(1, 7), 1.0)
     residency.assume(ENGINE, NAMESPACE, chain(8), 2.0)
-    assert residency.last_used_s(ENGINE, NAMESPACE, chain(1, 2, 3, 4)) == [1.0, 0.0, 0.0]
+    assert residency.last_used_s(ENGINE, NAMESPACE, chain(1, 2, 3, 4)).tolist() == [1.0, 0.0, 0.0]
     assert residency.evicted(ENGINE, 0.0) == 2
     assert (matched(index, 1, 2, 3), matched(index, 1, 7), matched(index, 8)) == (1, 2, 1)
     assert residency.evicted(ENGINE, 1.0) == 2
@@ -203,7 +203,7 @@ def test_any_history_gives_what_the_oracle_holds(
             residency.assume(ENGINE, namespace, hashes, now_s)
             oracle.assume(keys, now_s)
         elif action == "evicted":
-            known = residency.last_used_s(ENGINE, namespace, hashes)
+            known = residency.last_used_s(ENGINE, namespace, hashes).tolist()
             expected = list(itertools.takewhile(lambda at_s: at_s is not None, map(oracle.used_s.get, keys)))
             assert known == expected
             if cached < len(known):
