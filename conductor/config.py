@@ -33,6 +33,7 @@ from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import explain
+from conductor.front_door_config import CorsConfig
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
 from conductor.policies import make_policy
@@ -62,6 +63,7 @@ class ServerConfig(_Section):
     port: PortNumber = 8000
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
+    cors: CorsConfig | None = None
 
 
 class RoutingConfig(_Section):

@@ -3,6 +3,7 @@
 from router.accounts import KeyLimits
 from router.api_keys import ApiKey, KeyRing
 from router.app import create_app
+from router.cors import CorsPolicy
 from router.disaggregation import PROTOCOLS, HandoffError, HandoffProtocol, PrefillAnswer, handoff_protocol
 from router.errors import RequestError
 from router.front_door import FrontDoorProtocol, front_door_protocol
@@ -16,6 +17,7 @@ from router.tokens import EngineTokenizer, TokenService
 __all__ = [
     "PROTOCOLS",
     "ApiKey",
+    "CorsPolicy",
     "EngineTokenizer",
     "FrontDoorProtocol",
     "FrontDoorServer",

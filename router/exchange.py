@@ -290,6 +290,7 @@ class Exchange:
         return response_head(
             head,
             self._own_fields(),
+            own_cors=self.services.cors is not None,
             client_takes_chunks=self.client_takes_chunks,
             keep_alive=self.keep_alive,
         )
@@ -331,6 +332,11 @@ class Exchange:
         delivery = self._delivery
         if delivery is not None and delivery.placement is not None:
             fields += placement_fields(delivery.placement, delivery.attempts)
+        cors = self.services.cors
+        if cors is not None:
+            fields += "".join(
+                f"{name}: {value}\r\n" for name, value in cors.answer_fields(self._headers).items()
+            )
         return fields
 
     def _leave(self) -> None:

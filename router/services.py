@@ -13,6 +13,7 @@ import structlog
 
 from conductor.placement import InstanceFailure, ModelCard, Placement, PlacementRequest, Usage
 from router.api_keys import KeyRing
+from router.cors import CorsPolicy
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
 from router.settings import RouterSettings
@@ -58,8 +59,8 @@ class PlacementService(Protocol):
 class RouterServices:
     """Built once per process. ``start`` needs a running event loop; ``close`` ends whatever is in progress.
 
-    Without ``keys`` everybody is served. ``clock`` gives the monotonic seconds that placements, deadlines, limits
-    and metrics are counted in.
+    Without ``keys`` everybody is served; without ``cors`` browsers are told nothing. ``clock`` gives the
+    monotonic seconds that placements, deadlines, limits and metrics are counted in.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class RouterServices:
         metrics: RouterMetrics | None = None,
         dispatch: Dispatch | None = None,
         keys: KeyRing | None = None,
+        cors: CorsPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placements = placements
@@ -78,6 +80,7 @@ class RouterServices:
         self.settings = settings = settings or RouterSettings()
         self.metrics = metrics or RouterMetrics()
         self.keys = keys
+        self.cors = cors
         if keys is not None:
             self.metrics.registry.register(TenantMetrics(keys.tenants))
         self.tokens = tokens or TokenService(metrics=self.metrics)

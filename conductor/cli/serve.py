@@ -28,6 +28,7 @@ from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_key_ring
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
+from conductor.cli.front_door_options import cors_policy
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
@@ -319,6 +320,7 @@ def _make_services(
         tokens=TokenService(tokenizers, engine=EngineTokenizer(client, engine_for), metrics=metrics),
         metrics=metrics,
         keys=make_key_ring(config, os.environ),
+        cors=cors_policy(config.server.cors),
         clock=clock,
     )
 

@@ -27,7 +27,7 @@ from conductor.placement import (
     UnknownModelError,
     Usage,
 )
-from router import FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
+from router import CorsPolicy, FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
 
 MODEL = "test/model"
 ANSWER = {
@@ -341,6 +341,7 @@ class Cluster:
         *,
         tokens: Any = None,
         keys: KeyRing | None = None,
+        cors: CorsPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         not_ready_reason: Callable[[], str | None] = lambda: None,
         routers: Iterable[APIRouter] = (),
@@ -352,7 +353,12 @@ class Cluster:
         placements = Placements(targets(prefill), None if decode is None else targets(decode))
         settings = {"retry_backoff_s": 0.001, "shutdown_timeout_s": 1, **settings}
         services = RouterServices(
-            placements, settings=RouterSettings(**settings), tokens=tokens, keys=keys, clock=clock
+            placements,
+            settings=RouterSettings(**settings),
+            tokens=tokens,
+            keys=keys,
+            cors=cors,
+            clock=clock,
         )
         app = create_app(services, not_ready_reason=not_ready_reason, routers=routers)
         server = FrontDoorServer(app, services, port=0)

@@ -10,6 +10,7 @@ def test_exported_names() -> None:
     assert set(router.__all__) == {
         "PROTOCOLS",
         "ApiKey",
+        "CorsPolicy",
         "EngineTokenizer",
         "FrontDoorProtocol",
         "FrontDoorServer",

@@ -1,0 +1,49 @@
+"""The front door towards browsers: the configuration's `server.cors`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,*@A-Z]+")
+_Token = Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")]
+
+
+class CorsConfig(BaseModel):
+    """Web pages that may call the front door from a browser."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    origins: Annotated[list[str], Field(min_length=1)]
+    methods: Annotated[list[_Token], Field(min_length=1)] = ["GET", "POST"]
+    headers: list[_Token] = ["*"]
+    credentials: bool = False
+    max_age_s: Annotated[int, Field(ge=0)] = 600
+
+    @field_validator("origins", "methods", "headers", mode="before")
+    @classmethod
+    def _one_or_many(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @field_validator("origins")
+    @classmethod
+    def _as_browsers_say_it(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} must be '*' or like https://chat.example.com: scheme and host in lower case, "
+                    "a port where it is not the scheme's own, no path"
+                )
+        if "*" in origins and len(origins) > 1:
+            raise ValueError("'*' stands for every origin; leave the others out, or '*'")
+        return origins
+
+    @model_validator(mode="after")
+    def _whose_credentials(self) -> CorsConfig:
+        if self.credentials and "*" in self.origins:
+            raise ValueError(
+                "credentials: true needs 'origins' to be listed; '*' would let any page use them"
+            )
+        return self
