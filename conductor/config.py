@@ -33,7 +33,7 @@ from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import explain
-from conductor.front_door_config import CorsConfig
+from conductor.front_door_config import CorsConfig, TracingConfig
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
 from conductor.policies import make_policy
@@ -265,6 +265,7 @@ class Config(BaseSettings):
     health: HealthConfig = HealthConfig()
     emulation: EmulationConfig = EmulationConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
     models: list[ModelConfig] = []
     instances: list[InstanceConfig] = []
     shared_pools: list[SharedPoolConfig] = []

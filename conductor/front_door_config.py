@@ -1,4 +1,4 @@
-"""The front door towards browsers: the configuration's `server.cors`."""
+"""The front door towards browsers and traces: the configuration's `server.cors` and `tracing`."""
 
 from __future__ import annotations
 
@@ -47,3 +47,20 @@ class CorsConfig(BaseModel):
                 "credentials: true needs 'origins' to be listed; '*' would let any page use them"
             )
         return self
+
+
+class TracingConfig(BaseModel):
+    """Where the spans of requests go; nowhere without an endpoint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    otlp_endpoint: str | None = None
+    service_name: Annotated[str, Field(min_length=1)] | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _http(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+(/[^\s]*)?", endpoint):
+            raise ValueError(f"{endpoint!r} must look like http://collector:4318 (OTLP over HTTP)")
+        return endpoint and endpoint.rstrip("/")

@@ -16,6 +16,7 @@ from router.api_keys import KeyRing
 from router.cors import CorsPolicy
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
+from router.request_trace import Tracing
 from router.settings import RouterSettings
 from router.tenant_metrics import TenantMetrics
 from router.tokens import TokenService
@@ -73,6 +74,7 @@ class RouterServices:
         dispatch: Dispatch | None = None,
         keys: KeyRing | None = None,
         cors: CorsPolicy | None = None,
+        tracing: Tracing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placements = placements
@@ -81,6 +83,7 @@ class RouterServices:
         self.metrics = metrics or RouterMetrics()
         self.keys = keys
         self.cors = cors
+        self.tracing = tracing
         if keys is not None:
             self.metrics.registry.register(TenantMetrics(keys.tenants))
         self.tokens = tokens or TokenService(metrics=self.metrics)

@@ -34,6 +34,7 @@ from conductor.cli.learned import save_learned, save_learned_forever, saved_cali
 from conductor.cli.logs import configure_logs
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.tokenization import PlacementTokens
+from conductor.cli.tracing import start_tracing
 from conductor.cluster import Cluster
 from conductor.config import Config, ConfigError, InstanceConfig, SharedPoolConfig, load_config
 from conductor.configured_admission import make_dispatcher, make_gate
@@ -169,6 +170,7 @@ async def _serve(config: Config) -> None:
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         dispatcher = make_dispatcher(config.scheduling.admission, scheduler)
         services = _make_services(config, scheduler, dispatcher, client, clock, emulated)
+        services.tracing = start_tracing(config.tracing, os.environ, services.metrics.registry, stack)
         services.metrics.registry.register(AdmissionCollector(scheduler.gate, dispatcher))
         services.metrics.registry.register(ClusterCollector(scheduler, clock))
         services.metrics.registry.register(PlacementCollector(scheduler, clock, reservations, journal))

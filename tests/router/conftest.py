@@ -342,6 +342,7 @@ class Cluster:
         tokens: Any = None,
         keys: KeyRing | None = None,
         cors: CorsPolicy | None = None,
+        tracing: Any = None,
         clock: Callable[[], float] = time.monotonic,
         not_ready_reason: Callable[[], str | None] = lambda: None,
         routers: Iterable[APIRouter] = (),
@@ -358,6 +359,7 @@ class Cluster:
             tokens=tokens,
             keys=keys,
             cors=cors,
+            tracing=tracing,
             clock=clock,
         )
         app = create_app(services, not_ready_reason=not_ready_reason, routers=routers)
