@@ -1,9 +1,10 @@
-"""The front door towards browsers and traces: the configuration's `server.cors` and `tracing`."""
+"""The front door towards browsers, TLS and traces: `server.cors`, `server.tls`, `routing.engine_tls`, `tracing`."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -46,6 +47,41 @@ class CorsConfig(BaseModel):
             raise ValueError(
                 "credentials: true needs 'origins' to be listed; '*' would let any page use them"
             )
+        return self
+
+
+class ServerTlsConfig(BaseModel):
+    """The front door's certificate chain and key, in PEM; with ``client_ca`` clients need a certificate, too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate: Path
+    private_key: Path
+    client_ca: Path | None = None
+    minimum_version: Literal["1.2", "1.3"] = "1.2"
+
+    @field_validator("minimum_version", mode="before")
+    @classmethod
+    def _as_text(cls, version: Any) -> Any:
+        return str(version) if isinstance(version, float) else version  # YAML reads 1.2 as a number
+
+
+class EngineTlsConfig(BaseModel):
+    """Towards engines with `https://` URLs: whom to trust, and what to show."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ca: Path | None = None
+    verify: bool = True
+    certificate: Path | None = None
+    private_key: Path | None = None
+
+    @model_validator(mode="after")
+    def _used(self) -> EngineTlsConfig:
+        if self.private_key is not None and self.certificate is None:
+            raise ValueError("'private_key' needs the 'certificate' that it belongs to")
+        if self.ca is not None and not self.verify:
+            raise ValueError("'ca' has no use with verify: false; leave one of them out")
         return self
 
 

@@ -12,6 +12,7 @@ from router.prompt_tokenizer import PromptTokenizer
 from router.server import FrontDoorServer, serve
 from router.services import PlacementService, RouterServices
 from router.settings import RouterSettings
+from router.tls import ServerTls, TlsError, engine_tls
 from router.tokens import EngineTokenizer, TokenService
 
 __all__ = [
@@ -32,8 +33,11 @@ __all__ = [
     "RouterMetrics",
     "RouterServices",
     "RouterSettings",
+    "ServerTls",
+    "TlsError",
     "TokenService",
     "create_app",
+    "engine_tls",
     "front_door_protocol",
     "handoff_protocol",
     "serve",

@@ -296,7 +296,7 @@ class Delivery:
         """A decode instance fails too when the instance it should pull from is gone: find out which it is."""
         prefill = placement.prefill
         try:
-            connection = await self.services.pool.connect(prefill.host, prefill.port)
+            connection = await self.services.pool.connect(prefill)
         except UpstreamUnreachable as error:
             detail = f"{error.failure.detail}; the decode instance answered {failure.detail}"
             failure = InstanceFailure(prefill.instance_id, FailureKind.UNREACHABLE, detail)

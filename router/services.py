@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import ssl
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -75,6 +76,7 @@ class RouterServices:
         keys: KeyRing | None = None,
         cors: CorsPolicy | None = None,
         tracing: Tracing | None = None,
+        engine_tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placements = placements
@@ -93,6 +95,7 @@ class RouterServices:
             max_idle_connections=settings.max_idle_connections,
             idle_timeout_s=settings.idle_timeout_s,
             clock=clock,
+            tls=engine_tls,
         )
         self.active: set[Exchange] = set()
         self.metrics.inflight_requests = lambda: len(self.active)
