@@ -7,6 +7,7 @@ server. One answer has the events of all attention data-parallel ranks.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -98,7 +99,7 @@ class _Server:
 
 
 class TrtllmEventSource:
-    """An EventSource whose streams' endpoints are http URLs of TensorRT-LLM servers."""
+    """An EventSource whose streams' endpoints are URLs of TensorRT-LLM servers; ``tls`` is for https ones."""
 
     def __init__(
         self,
@@ -108,12 +109,14 @@ class TrtllmEventSource:
         interval_s: float = POLL_INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
         retry_s: float = RETRY_INTERVAL_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._index = index
         self._clock = clock
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._retry_s = retry_s
+        self._tls = tls
         self._lock = threading.RLock()  # held while an answer is applied, so that a removal is final
         self._servers: dict[str, _Server] = {}
         self._ranks: dict[Holder, _Rank] = {}
@@ -185,7 +188,8 @@ class TrtllmEventSource:
             self._loop = asyncio.get_running_loop()
             self._changed = asyncio.Event()
         tasks: dict[str, asyncio.Task[None]] = {}
-        async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
+        verify = True if self._tls is None else self._tls
+        async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False, verify=verify) as client:
             while not self._closed:
                 with self._lock:
                     wanted = dict(self._servers)

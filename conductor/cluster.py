@@ -242,11 +242,15 @@ def make_instance(
     fetches_from_peers: bool = False,
     streams_layers: bool = False,
 ) -> InstanceState:
-    """An instance that has not been probed yet. Raises ValueError when the URL is not http://host:port."""
+    """An instance that has not been probed yet. Raises ValueError when the URL is not http(s)://host:port."""
     parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ValueError(f"instance {instance_id!r}: url {url!r} must look like http://host:port")
-    base_url = f"http://{parts.hostname}:{parts.port or 80}"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(
+            f"instance {instance_id!r}: url {url!r} must look like http://host:port or https://host:port"
+        )
+    tls = parts.scheme == "https"
+    port = parts.port or (443 if tls else 80)
+    base_url = f"{parts.scheme}://{parts.hostname}:{port}"
     states = [
         RankState(
             holder=Holder(instance_id, rank),
@@ -254,10 +258,11 @@ def make_instance(
                 instance_id=instance_id,
                 url=base_url,
                 host=parts.hostname,
-                port=parts.port or 80,
+                port=port,
                 rank=rank,
                 ranks=ranks,
                 protocol=protocol,
+                tls=tls,
                 api_key=api_key,
             ),
         )

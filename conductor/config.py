@@ -33,6 +33,7 @@ from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import explain
+from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig, TracingConfig
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
 from conductor.policies import make_policy
@@ -62,6 +63,8 @@ class ServerConfig(_Section):
     port: PortNumber = 8000
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
+    cors: CorsConfig | None = None
+    tls: ServerTlsConfig | None = None
 
 
 class RoutingConfig(_Section):
@@ -72,6 +75,7 @@ class RoutingConfig(_Section):
     prefill_timeout_s: Positive = 300.0
     first_byte_timeout_s: Positive = 300.0
     token_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+    engine_tls: EngineTlsConfig = EngineTlsConfig()
 
 
 class ObjectivesConfig(_Section):
@@ -175,9 +179,9 @@ class InstanceConfig(_Section):
 
     @field_validator("url")
     @classmethod
-    def _plain_http(cls, url: str) -> str:
-        if not re.fullmatch(r"http://[^/\s]+/?", url):
-            raise ValueError(f"url {url!r} must look like http://host:port")
+    def _without_path(cls, url: str) -> str:
+        if not re.fullmatch(r"https?://[^/\s]+/?", url):
+            raise ValueError(f"url {url!r} must look like http://host:port or https://host:port")
         return url.rstrip("/")
 
     @model_validator(mode="after")
@@ -263,6 +267,7 @@ class Config(BaseSettings):
     health: HealthConfig = HealthConfig()
     emulation: EmulationConfig = EmulationConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
     models: list[ModelConfig] = []
     instances: list[InstanceConfig] = []
     shared_pools: list[SharedPoolConfig] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 import httpx
@@ -43,6 +44,7 @@ class ClusterMonitor:
         interval_s: float,
         timeout_s: float,
         unhealthy_after: int,
+        tls: ssl.SSLContext | None = None,
         endpoint_overrides: dict[str, dict[int, EventEndpoints]] | None = None,
         on_up: Callable[[InstanceState], None] = lambda instance: None,
         on_down: Callable[[str, str], None] = lambda instance_id, reason: None,
@@ -61,7 +63,9 @@ class ClusterMonitor:
         self._follow_load = follow_load
         self._unfollow_load = unfollow_load
         self._overrides = dict(endpoint_overrides or {})
-        self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
+        self._client = httpx.AsyncClient(
+            timeout=timeout_s, trust_env=False, verify=True if tls is None else tls
+        )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._streams: dict[str, list[str]] = {}
 

@@ -107,12 +107,13 @@ class Target:
     """An instance as the router needs it to send a request there."""
 
     instance_id: str
-    url: str  # "http://host:port", no trailing slash
+    url: str  # "http://host:port" or "https://host:port", no trailing slash
     host: str
     port: int
     rank: int = 0
     ranks: int = 1
     protocol: str = "vllm-nixl"  # prefill/decode hand-off protocol (router.disaggregation)
+    tls: bool = False
     # Replaces the client's credentials on the way to this engine.
     api_key: str | None = field(default=None, repr=False)
 

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from conductor.placement import ModelCard
@@ -43,6 +44,8 @@ def create_app(
     app = FastAPI(title=title, version=version)
     if services.keys is not None:
         app.add_middleware(KeyCheck, keys=services.keys)
+    if services.cors is not None:  # around the check of keys: browsers ask first without one
+        app.add_middleware(CORSMiddleware, **services.cors.middleware_options())
     app.include_router(_openai_routes(services))
     app.include_router(_inference_routes())
     app.include_router(_operations_routes(services, not_ready_reason))
@@ -51,7 +54,14 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
-    app.add_exception_handler(Exception, _unexpected_error)
+
+    async def unexpected_error(request: Request, error: Exception) -> Response:
+        answer = await _unexpected_error(request, error)
+        if services.cors is not None:  # this answer is made outside of the middleware
+            answer.headers.update(services.cors.answer_fields(request.headers.raw))
+        return answer
+
+    app.add_exception_handler(Exception, unexpected_error)
     return app
 
 

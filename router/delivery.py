@@ -66,6 +66,7 @@ class Delivery:
         "_task",
         "_terms",
         "_timer",
+        "_trace",
         "_tried",
         "attempts",
         "client_takes_chunks",
@@ -95,6 +96,9 @@ class Delivery:
         self._request = request
         self._prompt = prompt
         self._terms = terms
+        trace = self._trace = exchange.trace
+        if trace is not None:
+            headers = trace.engine_headers(headers)
         self._fields, self._credentials = forwarded_fields(headers, exchange.request_id)
         if exchange.services.keys is not None:
             self._credentials = b""  # a key to this router is nothing that engines should see
@@ -111,6 +115,8 @@ class Delivery:
         self._timer = None
         request, prompt, services = self._request, self._prompt, self.services
         previous = self.placement
+        if self._trace is not None:
+            self._trace.placing(prompt)
         asked = PlacementRequest(
             request_id=self._exchange.request_id,
             model=request.model,
@@ -149,6 +155,8 @@ class Delivery:
 
     def refused(self, error: PlacementError) -> None:
         """There is no placement, at once or after a wait."""
+        if self._trace is not None:
+            self._trace.failed("refused", str(error))
         served = self.services.placements.models
         self._exchange.reply_error(not_placed(error, self._request.model, served, self._tried))
 
@@ -158,6 +166,8 @@ class Delivery:
         if placement.disaggregated and not self.endpoint.generates:
             placement = replace(placement, decode=placement.prefill)  # there is nothing to hand over
         self.placement = placement
+        if self._trace is not None:
+            self._trace.placed(placement)
         self._placed = True
         self.attempts += 1
         if self.attempts == 1 and self.endpoint.computes:
@@ -191,7 +201,10 @@ class Delivery:
         self._leg.start()
 
     def _head(self, target: Target, body: bytes | bytearray) -> bytes:
-        return request_head(self._exchange.url, target, self._fields, self._credentials, len(body))
+        fields = self._fields
+        if self._trace is not None:
+            fields += self._trace.leg(target)
+        return request_head(self._exchange.url, target, fields, self._credentials, len(body))
 
     # What the legs report
 
@@ -200,6 +213,8 @@ class Delivery:
         request, placement, handoff = self._request, self.placement, self._handoff
         assert placement is not None and handoff is not None
         self._leg = None
+        if self._trace is not None:
+            self._trace.answered(head.status)
         if head.status >= 300:
             self._release_placement()
             self._exchange.reply(head.status, body, content_type=head.content_type or b"application/json")
@@ -231,6 +246,8 @@ class Delivery:
         leg.deadline_s = now_s + services.settings.stall_timeout_s
         leg.forget_request()
         self._request.release()
+        if self._trace is not None:
+            self._trace.answered(head.status)
         if head.status < 300:
             self._tell(services.placements.first_token, placement.placement_id, now_s)
             if self._request.stream:
@@ -280,7 +297,7 @@ class Delivery:
         """A decode instance fails too when the instance it should pull from is gone: find out which it is."""
         prefill = placement.prefill
         try:
-            connection = await self.services.pool.connect(prefill.host, prefill.port)
+            connection = await self.services.pool.connect(prefill)
         except UpstreamUnreachable as error:
             detail = f"{error.failure.detail}; the decode instance answered {failure.detail}"
             failure = InstanceFailure(prefill.instance_id, FailureKind.UNREACHABLE, detail)
@@ -305,6 +322,8 @@ class Delivery:
         assert placement is not None
         self._placed = False
         self._tell(services.placements.failed, placement.placement_id, services.clock(), failure)
+        if self._trace is not None:
+            self._trace.failed(failure.kind.value, failure.detail)
         self._tried.append(failure)
         logger.warning(
             "attempt failed",
@@ -329,6 +348,8 @@ class Delivery:
         assert placement is not None
         self._placed = False
         self._tell(services.placements.failed, placement.placement_id, services.clock(), failure)
+        if self._trace is not None:
+            self._trace.failed(failure.kind.value, failure.detail)
         services.metrics.stream_failures += 1
         logger.warning(
             "response broke off",

@@ -19,6 +19,7 @@ from router.framing import ResponseHead
 from router.heads import Headers, client_request_id, placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
 from router.placement_view import placement_view
+from router.request_trace import RequestTrace
 from router.services import RouterServices, logger
 from router.terms import DEFAULT_TERMS, parse_terms
 from router.tokens import Prompt, failure_of, untokenized
@@ -64,6 +65,7 @@ class Exchange:
         "services",
         "started_s",
         "status",
+        "trace",
         "transport",
         "url",
     )
@@ -95,6 +97,7 @@ class Exchange:
         self.status = 0
         self.started_s = 0.0
         self.first_byte_s: float | None = None
+        self.trace: RequestTrace | None = None
         self.request_id = client_request_id(headers) or self.services.new_request_id()
         self._headers = headers
         self._terms = DEFAULT_TERMS
@@ -178,6 +181,9 @@ class Exchange:
     def _enter(self) -> None:
         self.started_s = self.services.clock()
         self.services.active.add(self)
+        tracing = self.services.tracing
+        if tracing is not None:
+            self.trace = tracing.begin(self.endpoint, self._headers, self.request_id)
 
     def _begin(self) -> None:
         self._enter()
@@ -197,6 +203,8 @@ class Exchange:
         request = parse_inference(self.endpoint, self.body)
         if self._key is not None:
             self._key.check_model(request.model)
+        if self.trace is not None:
+            self.trace.tokenizing(request)
         view, fallback = self._view(request)
         if view is None:
             self._deliver(request, untokenized(request, fallback))
@@ -290,6 +298,7 @@ class Exchange:
         return response_head(
             head,
             self._own_fields(),
+            own_cors=self.services.cors is not None,
             client_takes_chunks=self.client_takes_chunks,
             keep_alive=self.keep_alive,
         )
@@ -331,6 +340,11 @@ class Exchange:
         delivery = self._delivery
         if delivery is not None and delivery.placement is not None:
             fields += placement_fields(delivery.placement, delivery.attempts)
+        cors = self.services.cors
+        if cors is not None:
+            fields += "".join(
+                f"{name}: {value}\r\n" for name, value in cors.answer_fields(self._headers).items()
+            )
         return fields
 
     def _leave(self) -> None:
@@ -354,8 +368,15 @@ class Exchange:
         model = placement.model if placement is not None else "unknown"
         services.metrics.requests[model, self.endpoint, self.status] += 1
         services.metrics.request_s.observe(duration_s)
+        first_byte_s, trace = self.first_byte_s, self.trace
+        if trace is not None:
+            trace.end(
+                self.status,
+                NO_USAGE if delivery is None else delivery.usage,
+                attempts=0 if delivery is None else delivery.attempts,
+                first_byte_after_s=None if first_byte_s is None else first_byte_s - self.started_s,
+            )
         if services.settings.log_requests:
-            first_byte_s = self.first_byte_s
             logger.info(
                 "request",
                 request_id=self.request_id,
@@ -369,5 +390,6 @@ class Exchange:
                 else round((first_byte_s - self.started_s) * 1e3, 2),
                 duration_ms=round(duration_s * 1e3, 2),
                 attempts=delivery.attempts if delivery is not None else 0,
+                **({} if trace is None else {"trace_id": trace.trace_id}),
             )
         self._delivery = None  # no reference cycle: what the request held is freed now, not by the collector

@@ -81,9 +81,16 @@ def placement_fields(placement: Placement, attempts: int) -> str:
     )
 
 
-def response_head(head: ResponseHead, added: str, *, client_takes_chunks: bool, keep_alive: bool) -> bytes:
-    """An engine's response head for the client: end-to-end lines as they were, ours added."""
+def response_head(
+    head: ResponseHead, added: str, *, own_cors: bool, client_takes_chunks: bool, keep_alive: bool
+) -> bytes:
+    """An engine's response head for the client: end-to-end lines as they were, ours added.
+
+    With ``own_cors`` what the engine says about web pages stays here: browsers accept it once only.
+    """
     fields = head.fields
+    if own_cors:
+        fields = [line for line in fields if not line[:15].lower().startswith(b"access-control-")]
     if not client_takes_chunks:
         fields = [line for line in fields if not line[:18].lower().startswith(b"transfer-encoding:")]
     if not keep_alive:

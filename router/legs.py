@@ -52,7 +52,7 @@ class Leg:
 
     def start(self) -> None:
         target = self.target
-        connection = self.delivery.services.pool.instance(target.host, target.port).take()
+        connection = self.delivery.services.pool.instance(target).take()
         if connection is None:
             self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
         else:
@@ -88,7 +88,7 @@ class Leg:
 
     async def _connect_and_send(self) -> None:
         try:
-            connection = await self.delivery.services.pool.connect(self.target.host, self.target.port)
+            connection = await self.delivery.services.pool.connect(self.target)
         except UpstreamUnreachable as error:
             self._task = None
             self.delivery.leg_failed(self, error.failure)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Generator
 from typing import Any
 
@@ -15,11 +16,44 @@ from router.front_door import front_door_protocol
 from router.services import RouterServices
 
 BACKLOG = 4_096
+HANDSHAKE_WITHIN_S = 10.0
+CLOSING_WITHIN_S = 1.0  # many clients leave the end of an idle connection unread until they use it again
 _LAST_WRITES_TICKS = 50
 
 
 class PlainServer(uvicorn.Server):
     """uvicorn's server without its signal handlers: who starts the front door decides when it stops."""
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(config)
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's own has no time limits for TLS, and would wait half a minute for every idle client."""
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        await self.lifespan.startup()
+        config = self.config
+
+        def connection() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                connection,
+                sock=listening,
+                ssl=self._tls,
+                backlog=config.backlog,
+                ssl_handshake_timeout=HANDSHAKE_WITHIN_S,
+                ssl_shutdown_timeout=CLOSING_WITHIN_S,
+            )
+            for listening in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -29,7 +63,8 @@ class PlainServer(uvicorn.Server):
 class FrontDoorServer:
     """Serves inference requests through ``services`` and all others through the ASGI application ``app``.
 
-    ``port`` 0 takes a free one. With ``reuse_port`` several processes can listen on the same port.
+    ``port`` 0 takes a free one. With ``reuse_port`` several processes can listen on the same port. With
+    ``tls`` nothing else is spoken.
     """
 
     def __init__(
@@ -40,13 +75,13 @@ class FrontDoorServer:
         host: str = "127.0.0.1",
         port: int = 8000,
         reuse_port: bool = False,
-        ssl_certfile: str | None = None,
-        ssl_keyfile: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.services = services
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
+        self._scheme = "http" if tls is None else "https"
         settings = services.settings
         self._config = uvicorn.Config(
             app,
@@ -59,10 +94,8 @@ class FrontDoorServer:
             backlog=BACKLOG,
             timeout_keep_alive=settings.keep_alive_timeout_s,
             timeout_graceful_shutdown=settings.shutdown_timeout_s,
-            ssl_certfile=ssl_certfile,
-            ssl_keyfile=ssl_keyfile,
         )
-        self._server = PlainServer(self._config)
+        self._server = PlainServer(self._config, tls)
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
 
@@ -74,7 +107,7 @@ class FrontDoorServer:
     @property
     def url(self) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{'https' if self._config.ssl_certfile else 'http'}://{host}:{self._port}"
+        return f"{self._scheme}://{host}:{self._port}"
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be bound."""

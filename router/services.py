@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import ssl
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -13,8 +14,10 @@ import structlog
 
 from conductor.placement import InstanceFailure, ModelCard, Placement, PlacementRequest, Usage
 from router.api_keys import KeyRing
+from router.cors import CorsPolicy
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
+from router.request_trace import Tracing
 from router.settings import RouterSettings
 from router.tenant_metrics import TenantMetrics
 from router.tokens import TokenService
@@ -58,8 +61,8 @@ class PlacementService(Protocol):
 class RouterServices:
     """Built once per process. ``start`` needs a running event loop; ``close`` ends whatever is in progress.
 
-    Without ``keys`` everybody is served. ``clock`` gives the monotonic seconds that placements, deadlines, limits
-    and metrics are counted in.
+    Without ``keys`` everybody is served; without ``cors`` browsers are told nothing. ``clock`` gives the
+    monotonic seconds that placements, deadlines, limits and metrics are counted in.
     """
 
     def __init__(
@@ -71,6 +74,9 @@ class RouterServices:
         metrics: RouterMetrics | None = None,
         dispatch: Dispatch | None = None,
         keys: KeyRing | None = None,
+        cors: CorsPolicy | None = None,
+        tracing: Tracing | None = None,
+        engine_tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.placements = placements
@@ -78,6 +84,8 @@ class RouterServices:
         self.settings = settings = settings or RouterSettings()
         self.metrics = metrics or RouterMetrics()
         self.keys = keys
+        self.cors = cors
+        self.tracing = tracing
         if keys is not None:
             self.metrics.registry.register(TenantMetrics(keys.tenants))
         self.tokens = tokens or TokenService(metrics=self.metrics)
@@ -87,6 +95,7 @@ class RouterServices:
             max_idle_connections=settings.max_idle_connections,
             idle_timeout_s=settings.idle_timeout_s,
             clock=clock,
+            tls=engine_tls,
         )
         self.active: set[Exchange] = set()
         self.metrics.inflight_requests = lambda: len(self.active)

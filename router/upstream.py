@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from conductor.placement import FailureKind
+from conductor.placement import FailureKind, Target
 from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead, parse_head
 
 
@@ -195,9 +196,7 @@ class UpstreamConnection(asyncio.Protocol):
 class InstancePool:
     """The connections to one host and port; the most recently used idle one is taken first."""
 
-    def __init__(self, host: str, port: int, *, max_idle: int, clock: Callable[[], float]) -> None:
-        self.host = host
-        self.port = port
+    def __init__(self, *, max_idle: int, clock: Callable[[], float]) -> None:
         self.max_idle = max_idle
         self.clock = clock
         self.idle: deque[UpstreamConnection] = deque()
@@ -235,7 +234,7 @@ class InstancePool:
 
 
 class UpstreamPool:
-    """Connections to every instance of the cluster."""
+    """Connections to every instance of the cluster; ``tls`` is for those that speak it."""
 
     def __init__(
         self,
@@ -244,30 +243,41 @@ class UpstreamPool:
         max_idle_connections: int,
         idle_timeout_s: float,
         clock: Callable[[], float],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._max_idle_connections = max_idle_connections
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock
-        self._instances: dict[tuple[str, int], InstancePool] = {}
+        self._instances: dict[tuple[str, int, bool], InstancePool] = {}
 
-    def instance(self, host: str, port: int) -> InstancePool:
-        pool = self._instances.get((host, port))
+    def instance(self, target: Target) -> InstancePool:
+        key = (target.host, target.port, target.tls)
+        pool = self._instances.get(key)
         if pool is None:
-            pool = InstancePool(host, port, max_idle=self._max_idle_connections, clock=self._clock)
-            self._instances[host, port] = pool
+            pool = self._instances[key] = InstancePool(max_idle=self._max_idle_connections, clock=self._clock)
         return pool
 
-    async def connect(self, host: str, port: int) -> UpstreamConnection:
+    async def connect(self, target: Target) -> UpstreamConnection:
         """A fresh connection. Raises UpstreamUnreachable."""
-        pool = self.instance(host, port)
+        host, port = target.host, target.port
+        pool = self.instance(target)
         connection = UpstreamConnection(pool)
         pool.connecting += 1
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, host, port, ssl=self._tls_context() if target.tls else None
+                )
         except TimeoutError:
             detail = f"no connection to {host}:{port} within {self._connect_timeout_s:g} s"
+            raise UpstreamUnreachable(UpstreamFailure(FailureKind.UNREACHABLE, detail)) from None
+        except ssl.SSLCertVerificationError as error:
+            detail = (
+                f"the certificate of {host}:{port} is not accepted: {error.verify_message.rstrip('.')}; "
+                "'routing.engine_tls' says which are"
+            )
             raise UpstreamUnreachable(UpstreamFailure(FailureKind.UNREACHABLE, detail)) from None
         except OSError as error:
             detail = f"cannot connect to {host}:{port}: {error.strerror or error}"
@@ -279,6 +289,11 @@ class UpstreamPool:
         finally:
             pool.connecting -= 1
         return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
     def sweep(self) -> None:
         """Close connections that were idle for too long; forget instances without any."""

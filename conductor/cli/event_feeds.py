@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -34,13 +35,15 @@ _EXPIRY_CHECK_S = 5.0
 class EventFeeds:
     """The sources over one index, started and closed together."""
 
-    def __init__(self, index: CacheIndex, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, index: CacheIndex, clock: Callable[[], float], tls: ssl.SSLContext | None = None
+    ) -> None:
         engines, trtllm, mooncake = (
             VllmEventSource(index),
-            TrtllmEventSource(index),
+            TrtllmEventSource(index, tls=tls),
             MooncakeEventSource(index),
         )
-        self.engines: EventSource = EventSources({"tcp": engines, "http": trtllm})
+        self.engines: EventSource = EventSources({"tcp": engines, "http": trtllm, "https": trtllm})
         self.by_kind: Mapping[str, EventSource] = {
             "vLLM": engines,
             "SGLang": engines,

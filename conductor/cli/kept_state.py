@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ def open_state(config: Config) -> KeptState:
 
 
 def restored_feeds(
-    config: Config, state: KeptState, clock: Callable[[], float]
+    config: Config, state: KeptState, clock: Callable[[], float], tls: ssl.SSLContext | None = None
 ) -> tuple[EventFeeds, IndexSnapshots | None]:
     """The feeds over an index that has what the last process saved, and what saves it from now on.
 
@@ -42,7 +43,7 @@ def restored_feeds(
     """
     bounds = config.index
     restored = restore(state.snapshot, expected_blocks=bounds.expected_blocks, max_blocks=bounds.max_blocks)
-    feeds = EventFeeds(restored.index, clock)
+    feeds = EventFeeds(restored.index, clock, tls)
     feeds.resume(restored.positions)
     if state.snapshot is None:
         return feeds, None

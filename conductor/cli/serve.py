@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import signal
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -29,11 +30,13 @@ from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_key_ring
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
+from conductor.cli.front_door_options import cors_policy, engine_context, reload_certificate, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.tokenization import PlacementTokens
+from conductor.cli.tracing import start_tracing
 from conductor.cluster import Cluster
 from conductor.config import Config, ConfigError, InstanceConfig, SharedPoolConfig, load_config
 from conductor.configured_admission import make_dispatcher, make_gate
@@ -138,9 +141,10 @@ async def _serve(config: Config) -> None:
             emulated = EmulatedCluster(config.emulation)
             instances += emulated.instances()
         cluster = _make_cluster(instances)
+        tls, to_engines = server_tls(config.server.tls), engine_context(config.routing.engine_tls)
         state = open_state(config)
         store = state.store
-        feeds, snapshots = restored_feeds(config, state, clock)
+        feeds, snapshots = restored_feeds(config, state, clock, to_engines)
         index = feeds.index
         id_prefix = f"{secrets.token_hex(4)}-"
         scheduler = scheduler_kind(config.scheduling)(
@@ -166,9 +170,10 @@ async def _serve(config: Config) -> None:
         membership = Membership(scheduler, clock, instances)
         engine_caches = EngineCaches(cluster, index, feeds.prompts, membership.configs, scheduler.aliases)
 
-        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=to_engines))
         dispatcher = make_dispatcher(config.scheduling.admission, scheduler)
-        services = _make_services(config, scheduler, dispatcher, client, clock, emulated)
+        services = _make_services(config, scheduler, dispatcher, client, clock, emulated, to_engines)
+        services.tracing = start_tracing(config.tracing, os.environ, services.metrics.registry, stack)
         services.metrics.registry.register(AdmissionCollector(scheduler.gate, dispatcher))
         services.metrics.registry.register(ClusterCollector(scheduler, clock))
         services.metrics.registry.register(PlacementCollector(scheduler, clock, reservations, journal))
@@ -191,7 +196,15 @@ async def _serve(config: Config) -> None:
         )
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
-        server = FrontDoorServer(app, services, host=config.server.host, port=config.server.port)
+        server = FrontDoorServer(
+            app,
+            services,
+            host=config.server.host,
+            port=config.server.port,
+            tls=None if tls is None else tls.context,
+        )
+        if tls is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_certificate, tls)
         try:
             await server.start()
         except OSError as error:
@@ -228,6 +241,7 @@ async def _serve(config: Config) -> None:
             interval_s=config.health.interval_s,
             timeout_s=config.health.timeout_s,
             unhealthy_after=config.health.unhealthy_after,
+            tls=to_engines,
             endpoint_overrides=_endpoint_overrides(membership.configs()),
             on_up=engine_caches.up,
             on_down=services.instance_lost,
@@ -283,6 +297,7 @@ def _make_services(
     client: httpx.AsyncClient,
     clock: Callable[[], float],
     emulated: EmulatedCluster | None,
+    to_engines: ssl.SSLContext,
 ) -> RouterServices:
     folders = {model.name: model.tokenizer for model in config.models if model.tokenizer is not None}
     if emulated is not None:
@@ -322,6 +337,8 @@ def _make_services(
         tokens=TokenService(tokenizers, engine=EngineTokenizer(client, engine_for), metrics=metrics),
         metrics=metrics,
         keys=make_key_ring(config, os.environ),
+        cors=cors_policy(config.server.cors),
+        engine_tls=to_engines,
         clock=clock,
     )
 

@@ -59,7 +59,7 @@ def test_flags_win_over_environment_over_file_over_defaults(
         ("zzz: 1", "known keys here: server, routing"),
         ("instances: [{id: a}]", "'instances.0.url' is required"),
         ("instances: [{id: a, url: 'http://x:1', rol: mixed}]", "'instances.0.rol'; did you mean 'role'"),
-        ("instances: [{id: a, url: 'https://x'}]", "must look like http://host:port"),
+        ("instances: [{id: a, url: 'ftp://x'}]", "must look like http://host:port or https://host:port"),
         ("instances: [{id: a, url: 'http://x'}, {id: a, url: 'http://y'}]", "'a' is used more than once"),
         ("scheduling: {policy: best}", "unknown policy 'best'; known: slo"),
         ("instances: [{id: a, url: 'http://x', instance_class: b}]", "known: llama-3.1-8b-h100"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
@@ -28,7 +29,7 @@ from conductor.placement import (
     UnknownModelError,
     Usage,
 )
-from router import FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
+from router import CorsPolicy, FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
 
 MODEL = "test/model"
 ANSWER = {
@@ -96,8 +97,11 @@ def json_response(body: bytes, status: str = "200 OK", extra: bytes = b"") -> by
 class Engine:
     """Speaks just enough HTTP/1.1; ``respond`` decides about every byte of the answer."""
 
-    def __init__(self, instance_id: str, respond: Respond | None = None) -> None:
+    def __init__(
+        self, instance_id: str, respond: Respond | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.instance_id = instance_id
+        self.tls = tls
         self.respond = respond or self.answer
         self.received: list[Received] = []
         self.connections = 0
@@ -107,7 +111,9 @@ class Engine:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Engine:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, limit=1 << 26, ssl=self.tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -124,7 +130,9 @@ class Engine:
 
     @property
     def target(self) -> Target:
-        return Target(self.instance_id, f"http://127.0.0.1:{self.port}", "127.0.0.1", self.port)
+        scheme = "http" if self.tls is None else "https"
+        url = f"{scheme}://127.0.0.1:{self.port}"
+        return Target(self.instance_id, url, "127.0.0.1", self.port, tls=self.tls is not None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -254,8 +262,8 @@ class FrontDoor:
     async def chat(self, **fields: Any) -> httpx.Response:
         return await self.client.post("/v1/chat/completions", json=chat_document(**fields))
 
-    async def connect(self) -> Connection:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+    async def connect(self, tls: ssl.SSLContext | None = None) -> Connection:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26, ssl=tls)
         return Connection(reader, writer)
 
     def sample(self, name: str, **labels: str) -> float:
@@ -332,8 +340,10 @@ class Cluster:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
 
-    async def engine(self, instance_id: str = "e0", respond: Respond | None = None) -> Engine:
-        return await self._stack.enter_async_context(Engine(instance_id, respond))
+    async def engine(
+        self, instance_id: str = "e0", respond: Respond | None = None, tls: ssl.SSLContext | None = None
+    ) -> Engine:
+        return await self._stack.enter_async_context(Engine(instance_id, respond, tls))
 
     async def door(
         self,
@@ -342,6 +352,11 @@ class Cluster:
         *,
         tokens: Any = None,
         keys: KeyRing | None = None,
+        cors: CorsPolicy | None = None,
+        tracing: Any = None,
+        tls: ssl.SSLContext | None = None,
+        engine_tls: ssl.SSLContext | None = None,
+        verify: ssl.SSLContext | bool = True,
         clock: Callable[[], float] = time.monotonic,
         not_ready_reason: Callable[[], str | None] = lambda: None,
         routers: Iterable[APIRouter] = (),
@@ -353,13 +368,20 @@ class Cluster:
         placements = Placements(targets(prefill), None if decode is None else targets(decode))
         settings = {"retry_backoff_s": 0.001, "shutdown_timeout_s": 1, **settings}
         services = RouterServices(
-            placements, settings=RouterSettings(**settings), tokens=tokens, keys=keys, clock=clock
+            placements,
+            settings=RouterSettings(**settings),
+            tokens=tokens,
+            keys=keys,
+            cors=cors,
+            tracing=tracing,
+            engine_tls=engine_tls,
+            clock=clock,
         )
         app = create_app(services, not_ready_reason=not_ready_reason, routers=routers)
-        server = FrontDoorServer(app, services, port=0)
+        server = FrontDoorServer(app, services, port=0, tls=tls)
         await server.start()
         self._stack.push_async_callback(server.stop)
-        client = httpx.AsyncClient(base_url=server.url, timeout=20, trust_env=False)
+        client = httpx.AsyncClient(base_url=server.url, timeout=20, trust_env=False, verify=verify)
         await self._stack.enter_async_context(client)
         return FrontDoor(server, services, placements, client)
 
@@ -368,3 +390,9 @@ class Cluster:
 async def cluster() -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
         yield Cluster(stack)
+
+
+@pytest.fixture
+def cluster_type() -> type[Cluster]:
+    """For tests that run an event loop of their own."""
+    return Cluster
