@@ -211,7 +211,7 @@ def test_putting_a_draining_instance_brings_it_back(api: TestClient, scheduler: 
     ("body", "said"),
     [
         ({}, "url"),
-        ({"url": "https://x"}, "must look like http://host:port"),
+        ({"url": "ftp://x"}, "must look like http://host:port"),
         ({**BODY, "role": "both"}, "role"),
         ({**BODY, "instance_class": "tpu"}, "unknown instance class 'tpu'"),
         ({**BODY, "location": "a//b"}, "site/zone/rack/node"),
