@@ -239,7 +239,7 @@ class Estimator:
         """What placing ``request`` now would cost on every rank of ``roster``."""
         n = request.prompt_tokens
         held, seconds, plans = self._arrays(len(roster.ranks))
-        held[:] = 0
+        held.fill(0)
         for group in roster.cache_groups:
             levels = lookup.levels(request, group)
             if levels is not None:

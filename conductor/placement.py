@@ -98,7 +98,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
             return zlib.crc32(self.tokens[:BEGINNING_TOKENS].tobytes())
         if self.hashes is not None and self.hashes_block_size and len(self.hashes):
             blocks = max(BEGINNING_TOKENS // self.hashes_block_size, 1)
-            return int(self.hashes[:blocks][-1])
+            return self.hashes.item(min(blocks, len(self.hashes)) - 1)
         return None
 
 

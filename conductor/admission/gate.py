@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from conductor.admission.forecast import DecodeForecast
@@ -25,8 +24,7 @@ from conductor.policies.candidates import Candidates, Choice
 _SAME_FOR = 32  # observations: predictions move slowly, and are made for every request
 
 
-@dataclass(slots=True)
-class _Remembered:
+class _Remembered(msgspec.Struct, frozen=True, gc=False):
     tokens: float
     until: int
 
