@@ -48,8 +48,8 @@ class Books:
             PendingPrefill(
                 placement.plan.prefill_s,
                 request.prompt_tokens - placement.plan.tokens,
-                # The end of a prefill shows when it hands off or when the first token streams.
-                observed=request.streamed or placement.disaggregated,
+                # Its end shows when the first token streams or when it hands off.
+                request.streamed or placement.disaggregated,
             ),
             now_s,
         )

@@ -284,7 +284,11 @@ class Estimator:
         Fresh pages cost more than the estimates they are for.
         """
         arrays = (estimates.held, estimates.seconds, estimates.plans)
-        self._pool.setdefault(len(estimates.held), []).append(arrays)
+        size = len(estimates.held)
+        if size in self._pool:
+            self._pool[size].append(arrays)
+        else:
+            self._pool[size] = [arrays]
 
     def _arrays(self, size: int) -> tuple[Tokens, Floats, Ints]:
         free = self._pool.get(size)

@@ -141,10 +141,11 @@ class Engines:
         counters = self._state.counters
         while True:
             now_s = advance(self._address, now_s, until_s)
-            if counters[k.C_SHORT] == k.ENOUGH:
+            short = counters.item(k.C_SHORT)
+            if short == k.ENOUGH:
                 break
-            self._enlarge(*_ENLARGED[int(counters[k.C_SHORT])])
-        notices = counters[k.C_NOTICES]
+            self._enlarge(*_ENLARGED[short])
+        notices = counters.item(k.C_NOTICES)
         return now_s, self._state.notices[:notices].tolist() if notices else []
 
     def changes(self) -> Iterator[StoreChange]:

@@ -101,7 +101,7 @@ class ClusterSimulation:
             longest_output_tokens=max((request.output_tokens for request in workload), default=0),
             step_by_step=self._step_by_step,
         )
-        self._kv_tokens: list[int] = self.engines.kv_tokens.tolist()
+        self._kv_tokens: list[int] = self.engines.kv_tokens.tolist()  # whole blocks
         self._holders = _holders_of(self._cluster, self.engines)
         self._namespace = Namespace(MODEL, self._block_tokens)
         arrivals = iter(workload)
@@ -176,7 +176,7 @@ class ClusterSimulation:
         prefill = self._numbers[placement.prefill.instance_id]
         decode = self._numbers[placement.decode.instance_id]
         whole_tokens = request.prompt_tokens + request.output_tokens
-        if not self._fits(decode, whole_tokens) or not self._fits(prefill, request.prompt_tokens):
+        if whole_tokens > self._kv_tokens[decode] or request.prompt_tokens > self._kv_tokens[prefill]:
             self.scheduler.cancelled(placement.placement_id, now_s)
             self._lost(request, Outcome.REFUSED, retries)
             return
@@ -197,9 +197,6 @@ class ClusterSimulation:
             streams=pair and instances[prefill].streams_layers and instances[decode].streams_layers,
         )
         self._under_way[request.number] = _UnderWay(request, placement, work, retries)
-
-    def _fits(self, number: int, tokens: int) -> bool:
-        return tokens <= self._cluster.instances[number].kv_tokens // self._block_tokens * self._block_tokens
 
     def _peer_of(self, placement: Placement) -> int:
         """Whom the plan fetches from."""
@@ -308,9 +305,8 @@ class ClusterSimulation:
             if victim.speaks or victim.retries + 1 == ATTEMPTS:
                 self._lost(victim.request, Outcome.FAILED, victim.retries)
                 continue
-            asked = _asked(
-                victim.request,
-                self._block_tokens,
+            asked = msgspec.structs.replace(
+                _asked(victim.request, self._block_tokens),
                 excluded=frozenset({name}),
                 retry_of=victim.placement.placement_id,
                 arrived_s=victim.request.arrival_s,
@@ -339,14 +335,7 @@ class ClusterSimulation:
             self.scheduler.report_load(name, 0, load)
 
 
-def _asked(
-    request: Request,
-    block_tokens: int,
-    *,
-    excluded: frozenset[str] = frozenset(),
-    retry_of: str | None = None,
-    arrived_s: float | None = None,
-) -> PlacementRequest:
+def _asked(request: Request, block_tokens: int) -> PlacementRequest:
     return PlacementRequest(
         str(request.number),
         MODEL,
@@ -354,9 +343,6 @@ def _asked(
         request.prompt_tokens,
         hashes=request.hashes,
         hashes_block_size=block_tokens,
-        excluded=excluded,
-        retry_of=retry_of,
-        arrived_s=arrived_s,
     )
 
 
