@@ -25,7 +25,7 @@ _SAME_FOR = 32  # observations: predictions move slowly, and are made for every 
 
 
 class _Remembered(msgspec.Struct, frozen=True, gc=False):
-    tokens: float
+    tokens: int
     until: int
 
 
@@ -49,11 +49,11 @@ class Gate:
         if known is None or known.until < self._observed or request.max_output_tokens is not None:
             if len(self._remembered) >= 4_096:
                 self._remembered.clear()
-            tokens = self.lengths.predict(request, beginning).mean_tokens
+            tokens = max(round(self.lengths.predict(request, beginning).mean_tokens), 1)
             known = _Remembered(tokens, self._observed + _SAME_FOR)
             if request.max_output_tokens is None:
                 self._remembered[key] = known
-        return max(round(known.tokens), 1)
+        return known.tokens
 
     def observe(self, request: PlacementRequest, output_tokens: int) -> None:
         """A finished answer had this length."""
