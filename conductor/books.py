@@ -37,7 +37,9 @@ class Books:
 
     def apply(self, instance_class: InstanceClass) -> None:
         """Let estimates use what was learned."""
-        learned = self.calibration(instance_class)
+        self._use(self.calibration(instance_class), instance_class)
+
+    def _use(self, learned: Calibration, instance_class: InstanceClass) -> None:
         self._cluster.tables.calibrate(instance_class, learned.prefill.factor, learned.decode.factor)
 
     def reserve(self, record: PlacementRecord, now_s: float) -> None:
@@ -48,8 +50,8 @@ class Books:
             PendingPrefill(
                 placement.plan.prefill_s,
                 request.prompt_tokens - placement.plan.tokens,
-                # The end of a prefill shows when it hands off or when the first token streams.
-                observed=request.streamed or placement.disaggregated,
+                # Its end shows when the first token streams or when it hands off.
+                request.streamed or placement.disaggregated,
             ),
             now_s,
         )
@@ -98,6 +100,8 @@ class Books:
         placement, rank = record.placement, record.prefill
         self._lookup.prefill_ended(placement.placement_id)
         pending = len(rank.prefills)
+        if not pending:
+            return
         service_s = rank.end_prefill(placement.placement_id, now_s)
         if len(rank.prefills) != pending:
             self._cluster.write(rank)
@@ -108,7 +112,7 @@ class Books:
             calibration = self.calibration(instance.instance_class)
             # Without the factor of the moment of the placement, which may be long ago.
             calibration.observe_prefill(placement.plan.prefill_s / record.prefill_factor, service_s)
-            self.apply(instance.instance_class)
+            self._use(calibration, instance.instance_class)
 
     def begin_decode(self, record: PlacementRecord, now_s: float) -> None:
         """The first token of the answer is out."""
@@ -146,7 +150,7 @@ class Books:
         calibration = self.calibration(instance.instance_class)
         raw_s = 0.5 * (record.raw_step_at_first_token_s + self.raw_step_s(record.decode, instance))
         calibration.observe_decode(raw_s, observed_s)
-        self.apply(instance.instance_class)
+        self._use(calibration, instance.instance_class)
 
     def step_s(self, rank: RankState, instance: InstanceState) -> float:
         """A decode step of what is on ``rank`` now."""

@@ -343,8 +343,11 @@ class Cluster:
     def report(self, rank: RankState, load: ReportedLoad | None) -> None:
         """Gauges of one rank, polled or pushed; None when they are no longer known."""
         rank.reported = load
-        gauges = (load.running, load.waiting, load.kv_usage) if load is not None else (-1.0, -1.0, -1.0)
-        _pack_gauges(self.tables.loads, rank.row * _ROW_BYTES + _GAUGES_BYTES, *gauges)
+        loads, at = self.tables.loads, rank.row * _ROW_BYTES + _GAUGES_BYTES
+        if load is not None:
+            _pack_gauges(loads, at, load.running, load.waiting, load.kv_usage)
+        else:
+            _pack_gauges(loads, at, -1.0, -1.0, -1.0)
 
     def set_facts(self, instance: InstanceState, facts: EngineFacts) -> None:
         """What a probe found."""

@@ -239,7 +239,7 @@ class Estimator:
         """What placing ``request`` now would cost on every rank of ``roster``."""
         n = request.prompt_tokens
         held, seconds, plans = self._arrays(len(roster.ranks))
-        held[:] = 0
+        held.fill(0)
         for group in roster.cache_groups:
             levels = lookup.levels(request, group)
             if levels is not None:
@@ -284,7 +284,11 @@ class Estimator:
         Fresh pages cost more than the estimates they are for.
         """
         arrays = (estimates.held, estimates.seconds, estimates.plans)
-        self._pool.setdefault(len(estimates.held), []).append(arrays)
+        size = len(estimates.held)
+        if size in self._pool:
+            self._pool[size].append(arrays)
+        else:
+            self._pool[size] = [arrays]
 
     def _arrays(self, size: int) -> tuple[Tokens, Floats, Ints]:
         free = self._pool.get(size)

@@ -77,14 +77,14 @@ class RecordLog:
         """Returns the candidates of the records that left."""
         assert record.candidates is not None
         self._records[record.placement.placement_id] = record
-        self._candidates += len(record.candidates.ranks)
-        left = []
+        self._candidates += len(record.candidates.held)
+        left: list[Estimates] = []
         while len(self._records) > 1 and (
             len(self._records) > self._capacity or self._candidates > self.MAX_CANDIDATES
         ):
             _, oldest = self._records.popitem(last=False)
             assert oldest.candidates is not None
-            self._candidates -= len(oldest.candidates.ranks)
+            self._candidates -= len(oldest.candidates.held)
             left.append(oldest.candidates)
             oldest.candidates = None
         return left

@@ -51,12 +51,12 @@ class Tally:
     preemptions: int = 0  # as engines count them
 
     def add(self, other: Tally) -> None:
-        for each in fields(self):
-            value = getattr(other, each.name)
-            if isinstance(value, Counter):
-                self.ended.update(value)
-            else:
-                setattr(self, each.name, getattr(self, each.name) + value)
+        self.ended.update(other.ended)
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+_SUMS: Final = tuple(each.name for each in fields(Tally) if each.name != "ended")
 
 
 class Outcomes:

@@ -96,9 +96,10 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
         """
         if len(self.tokens):
             return zlib.crc32(self.tokens[:BEGINNING_TOKENS].tobytes())
-        if self.hashes is not None and self.hashes_block_size and len(self.hashes):
-            blocks = max(BEGINNING_TOKENS // self.hashes_block_size, 1)
-            return int(self.hashes[:blocks][-1])
+        hashes, block_size = self.hashes, self.hashes_block_size
+        if hashes is not None and block_size and (held := len(hashes)):
+            blocks = BEGINNING_TOKENS // block_size or 1
+            return hashes.item((blocks if blocks < held else held) - 1)
         return None
 
 

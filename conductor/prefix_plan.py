@@ -22,22 +22,21 @@ def plan_of(c: Candidates, choice: Choice) -> PrefixPlan:
         if tokens > local:
             fetch_s = float(c.link_latency_s[i]) + (tokens - local) * float(c.kv_s_per_token[i])
         prefill_s = fetch_s + compute_s(c, i, tokens)
-    held = c.local_tokens[:, i].tolist()
-    if tokens == local == held[0]:  # nothing to load or to fetch
+    if tokens == local == c.local_tokens.item(0, i):  # nothing to load or to fetch
         on_device = (PlanSegment(0, local, c.ranks[i].holder, Tier.DEVICE),) if local else ()
         return PrefixPlan(tokens, on_device, fetch_s, prefill_s)
     segments = []
     start = 0
-    for tier in Tier:
-        stop = min(held[tier], local)
+    for tier, held in zip(Tier, c.local_tokens[:, i].tolist(), strict=True):
+        stop = min(held, local)
         if stop > start:
             segments.append(PlanSegment(start, stop, c.ranks[i].holder, tier))
             start = stop
     if tokens > start and choice.peer != NO_PEER:
         peer_tokens = int(c.local_tokens[Tier.DEVICE, choice.peer])
         peer = c.ranks[choice.peer].holder
-        for tier, held in ((Tier.DEVICE, peer_tokens), (Tier.HOST, tokens)):
-            stop = min(held, tokens)
+        for tier, offered in ((Tier.DEVICE, peer_tokens), (Tier.HOST, tokens)):
+            stop = min(offered, tokens)
             if stop > start:
                 segments.append(PlanSegment(start, stop, peer, tier))
                 start = stop

@@ -162,6 +162,7 @@ class Scheduler:
         self._books.end_transfer(record)
         instance = self.cluster.get(record.placement.decode.instance_id)
         if instance is not None:
+            instance.consecutive_failures = 0
             learned = self._books.calibration(instance.instance_class)
             raw_s = self._books.raw_step_s(record.decode, instance)
             record.raw_step_at_first_token_s = raw_s
@@ -171,7 +172,6 @@ class Scheduler:
         # An answer that is not streamed comes whole: its first byte says nothing about the prefill.
         self._books.end_prefill(record, now_s, learn=record.request.streamed)
         self._books.begin_decode(record, now_s)
-        self._succeeded(record.placement.decode.instance_id)
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
         """The answer was sent completely."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from conductor.admission.forecast import DecodeForecast
@@ -25,9 +24,8 @@ from conductor.policies.candidates import Candidates, Choice
 _SAME_FOR = 32  # observations: predictions move slowly, and are made for every request
 
 
-@dataclass(slots=True)
-class _Remembered:
-    tokens: float
+class _Remembered(msgspec.Struct, frozen=True, gc=False):
+    tokens: int
     until: int
 
 
@@ -51,11 +49,11 @@ class Gate:
         if known is None or known.until < self._observed or request.max_output_tokens is not None:
             if len(self._remembered) >= 4_096:
                 self._remembered.clear()
-            tokens = self.lengths.predict(request, beginning).mean_tokens
+            tokens = max(round(self.lengths.predict(request, beginning).mean_tokens), 1)
             known = _Remembered(tokens, self._observed + _SAME_FOR)
             if request.max_output_tokens is None:
                 self._remembered[key] = known
-        return max(round(known.tokens), 1)
+        return known.tokens
 
     def observe(self, request: PlacementRequest, output_tokens: int) -> None:
         """A finished answer had this length."""

@@ -14,9 +14,9 @@ import json
 import math
 from bisect import bisect_left
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from conductor.admission import length_kernel as k
@@ -27,8 +27,7 @@ from conductor.placement import PlacementRequest
 _Key: TypeAlias = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputPrediction:
+class OutputPrediction(msgspec.Struct, frozen=True, gc=False):
     """How long an answer should get, within the request's ``max_output_tokens``.
 
     ``observations`` counts the answers of the most specific kind that has had any; 0 when nothing is known.

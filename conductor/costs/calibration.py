@@ -48,9 +48,9 @@ class Scale:
         observed_s = min(max(observed_s, 0.0), self.OUTLIER * self.factor * raw_s)
         self.observations += 1
         keep = 1.0 - self.FADE
-        self._raw_s = keep * self._raw_s + raw_s
-        self._observed_s = keep * self._observed_s + observed_s
-        self.factor = min(max(self._observed_s / self._raw_s, 1 / self.LIMIT), self.LIMIT)
+        raw_s = self._raw_s = keep * self._raw_s + raw_s
+        observed_s = self._observed_s = keep * self._observed_s + observed_s
+        self.factor = min(max(observed_s / raw_s, 1 / self.LIMIT), self.LIMIT)
 
 
 class Accuracy:

@@ -11,7 +11,9 @@ what was placed there after it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -31,6 +33,10 @@ _BEGAN_S: Final = 2  # its first token; infinity before
 _MEAN_TOKENS: Final = 3  # of the answer, as predicted
 _OBJECTIVE_S: Final = 4  # for its TBT
 _COLUMNS: Final = 5
+
+# Writes a slot in half the time of an assignment.
+_pack_slot: Final[Callable[..., None]] = Struct(f"{_COLUMNS}d").pack_into
+_SLOT_BYTES: Final = 8 * _COLUMNS
 
 
 class Exposure:
@@ -61,7 +67,15 @@ class Exposure:
         self._ids.append(placement_id)
         if slot == len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        self._table[slot] = self._placed_s, self._long_s, np.inf, output_tokens, tbt_objective_s
+        _pack_slot(
+            self._table,
+            slot * _SLOT_BYTES,
+            self._placed_s,
+            self._long_s,
+            math.inf,
+            output_tokens,
+            tbt_objective_s,
+        )
 
     def began(self, placement_id: str, queue_s: float, now_s: float) -> None:
         """Its first token is out; ``queue_s`` of prefills are waiting or running here."""
@@ -75,7 +89,7 @@ class Exposure:
         slot = self._slots.pop(placement_id, None)
         if slot is None:
             return 0.0
-        borne_s = self._placed_s - queue_s - float(self._table[slot, _PLACED_S])
+        borne_s = self._placed_s - queue_s - self._table.item(slot, _PLACED_S)
         last = self._ids.pop()
         if last != placement_id:
             self._ids[slot] = last

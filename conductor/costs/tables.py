@@ -102,8 +102,8 @@ class ClusterTables:
 
     def calibrate(self, instance_class: InstanceClass, prefill_scale: float, decode_scale: float) -> None:
         """Set the learned corrections of a class."""
-        row = self.classes[self.class_id(instance_class)]
-        row[PREFILL_SCALE], row[DECODE_SCALE] = prefill_scale, decode_scale
+        row = self.class_id(instance_class)
+        self.classes[row, PREFILL_SCALE], self.classes[row, DECODE_SCALE] = prefill_scale, decode_scale
 
 
 def _class_row(c: InstanceClass) -> Floats:

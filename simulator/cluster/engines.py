@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_index.kernel_set import entry_point
 from simulator.cluster.engine_state import chain, make_state, stores_of
 from simulator.cluster.kernels import (
     advance,
@@ -85,6 +86,7 @@ class Engines:
         step_by_step: bool = False,
     ) -> None:
         compile_all()
+        self._advance, self._submit = entry_point(advance), entry_point(submit)
         self.stores = tuple(stores_of(cluster))
         self._state = make_state(cluster, self.stores, hashes, block_tokens, longest_output_tokens)
         self._state.counters[k.C_SINGLE_STEPS] = step_by_step
@@ -98,7 +100,7 @@ class Engines:
     ) -> int:
         """Queue a request; `NONE` for a decode engine or a peer that it has not. Returns its work's row."""
         while True:
-            work: int = submit(
+            work: int = self._submit(
                 self._address,
                 load.number,
                 engine,
@@ -140,11 +142,12 @@ class Engines:
         """Let time go on until something is to be told, or ``until_s``: when that is, and the notices."""
         counters = self._state.counters
         while True:
-            now_s = advance(self._address, now_s, until_s)
-            if counters[k.C_SHORT] == k.ENOUGH:
+            now_s = self._advance(self._address, now_s, until_s)
+            short = counters.item(k.C_SHORT)
+            if short == k.ENOUGH:
                 break
-            self._enlarge(*_ENLARGED[int(counters[k.C_SHORT])])
-        notices = counters[k.C_NOTICES]
+            self._enlarge(*_ENLARGED[short])
+        notices = counters.item(k.C_NOTICES)
         return now_s, self._state.notices[:notices].tolist() if notices else []
 
     def changes(self) -> Iterator[StoreChange]:
