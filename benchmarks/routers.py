@@ -317,6 +317,13 @@ def measure(folder: Path, core: int, target: Target, workload: Workload, seconds
     return row
 
 
+def rehearse(target: Target, workload: Workload) -> None:
+    """Fill the caches, one request after the other: with the longest of each chat's turns."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{target.port}", trust_env=False, timeout=60) as client:
+        for document in requests(workload.name)[TURNS - 1 :: TURNS]:
+            client.post(PATH, json=document).raise_for_status()
+
+
 def hold_streams(folder: Path, core: int, target: Target, wanted: int) -> dict[str, float]:
     """Memory of a router between its clients and engines with so many streams that are silent."""
     before_mb = rss_mb(target.process.pid)
@@ -360,7 +367,7 @@ def run_all(folder: Path, peers: dict[str, Path], options: argparse.Namespace) -
         with running(folder, router_core, peers, [f"http://127.0.0.1:{port}" for port in ports]) as routers:
             for workload in workloads:
                 for target in routers if workload.rehearsed else ():
-                    measure(folder, load_core, target, workload, 1.0)
+                    rehearse(target, workload)
                 for _ in range(options.rounds):
                     for target in (direct, *routers):
                         if target is not direct or workload.rate is not None:

@@ -55,6 +55,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         elif active is not None and not active.response_complete:
             active.disconnected = True
             active.message_event.set()
+        self.active = self.cycle = None  # which name this connection: without a cycle both are freed now
 
     def data_received(self, data: bytes) -> None:
         if self._lingering is not None:
@@ -95,6 +96,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if self._undelivered_bytes > MAX_HEAD_BYTES and _head_bytes(url, headers) > MAX_HEAD_BYTES:
             raise _head_too_long()
         self._undelivered_bytes = 0
+        for name, value in headers:
+            if name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise _encoded(value)
         endpoint = INFERENCE_PATHS.get(url) or INFERENCE_PATHS.get(url.partition(b"?")[0])
         if endpoint is None or self.parser.get_method() != b"POST":
             self._hand_to_application(headers)
@@ -215,6 +219,14 @@ def _head_bytes(url: bytes, headers: Headers) -> int:
 def _head_too_long() -> RequestError:
     message = f"The request's head exceeds {MAX_HEAD_BYTES} bytes. Send fewer or shorter header fields."
     return RequestError(431, message, code="headers_too_large")
+
+
+def _encoded(coding: bytes) -> RequestError:
+    message = (
+        f"The transfer encoding {coding.decode('latin-1')!r} is not understood here. Send the body as it is, with "
+        "its length or chunked."
+    )
+    return RequestError(400, message, code="unsupported_transfer_encoding")
 
 
 def _malformed() -> RequestError:
