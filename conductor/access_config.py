@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 _Limit = Annotated[int, Field(gt=0)]
 _Name = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
+
+
+def is_sendable_key(key: str) -> bool:
+    """Whether it fits into a header field as one word."""
+    return bool(key) and all("!" <= character <= "~" for character in key)
+
+
+def _sendable(key: SecretStr) -> SecretStr:
+    if not is_sendable_key(key.get_secret_value()):
+        raise ValueError("must be printable ASCII without spaces, as a header can carry it")
+    return key
+
+
+SendableSecret = Annotated[SecretStr, AfterValidator(_sendable)]
 
 
 class KeyLimitsConfig(BaseModel):
@@ -26,7 +48,7 @@ class ApiKeyConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: _Name
-    key: SecretStr | None = None
+    key: SendableSecret | None = None
     key_env: Annotated[str, Field(min_length=1)] | None = None
     key_sha256: SecretStr | None = None
     tenant: _Name | None = None
@@ -34,13 +56,6 @@ class ApiKeyConfig(BaseModel):
     models: Annotated[list[str], Field(min_length=1)] | None = None
     priority: Annotated[int, Field(ge=-8, le=8)] = 0
     admin: bool = False
-
-    @field_validator("key")
-    @classmethod
-    def _sendable(cls, key: SecretStr | None) -> SecretStr | None:
-        if key is not None and not is_sendable_key(key.get_secret_value()):
-            raise ValueError("must be printable ASCII without spaces, as a header can carry it")
-        return key
 
     @field_validator("key_sha256")
     @classmethod
@@ -56,11 +71,6 @@ class ApiKeyConfig(BaseModel):
         if sum(source is not None for source in (self.key, self.key_env, self.key_sha256)) != 1:
             raise ValueError(f"the key {self.name!r} needs exactly one of key, key_env and key_sha256")
         return self
-
-
-def is_sendable_key(key: str) -> bool:
-    """Whether it fits into a header field as one word."""
-    return bool(key) and all("!" <= character <= "~" for character in key)
 
 
 def check_names(keys: list[ApiKeyConfig]) -> None:

@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from cache_index.mooncake import DEFAULT_RECONCILE_S
-from conductor.access_config import ApiKeyConfig, check_names
+from conductor.access_config import ApiKeyConfig, SendableSecret, check_names
 from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.cluster_shape import read_cluster_shape
@@ -63,6 +63,7 @@ class ServerConfig(_Section):
     port: PortNumber = 8000
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
+    admin_token: SendableSecret | None = None
     cors: CorsConfig | None = None
     tls: ServerTlsConfig | None = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import os
 from collections.abc import Iterable
@@ -77,12 +79,24 @@ class KeyRing:
 
 
 def presented_key(headers: Headers) -> bytes | None:
-    """The key in ``Authorization: Bearer`` or, where that is missing, in ``x-api-key``."""
+    """The key in ``Authorization`` or, where that is missing, in ``x-api-key``.
+
+    Of ``Basic`` it is the password: that is how a program sends a key which only takes a URL.
+    """
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"basic":
+                return _password(key)
             return key.strip() or None if scheme.lower() == b"bearer" else None
     return next((value for name, value in headers if name == b"x-api-key" and value), None)
+
+
+def _password(credentials: bytes) -> bytes | None:
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2] or None
+    except binascii.Error:
+        return None
 
 
 def _unauthorized(message: str, code: str) -> RequestError:

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from conductor.placement import ModelCard
+from router.api_keys import KeyRing
 from router.errors import error_document
 from router.inference import PATHS, Endpoint
 from router.key_check import KeyCheck
@@ -37,13 +38,18 @@ def create_app(
     *,
     not_ready_reason: Callable[[], str | None] = lambda: None,
     routers: Iterable[APIRouter] = (),
+    keys: KeyRing | None = None,
     title: str = "Conductor",
     version: str = "0.1.0",
 ) -> FastAPI:
-    """``not_ready_reason`` says why requests cannot be served now, or returns None when they can."""
+    """``not_ready_reason`` says why requests cannot be served now, or returns None when they can.
+
+    ``keys`` are asked for here even where inference is open to all; without them, those of the services are.
+    """
     app = FastAPI(title=title, version=version)
-    if services.keys is not None:
-        app.add_middleware(KeyCheck, keys=services.keys)
+    keys = services.keys if keys is None else keys
+    if keys is not None:
+        app.add_middleware(KeyCheck, keys=keys, open_models=services.keys is None)
     if services.cors is not None:  # around the check of keys: browsers ask first without one
         app.add_middleware(CORSMiddleware, **services.cors.middleware_options())
     app.include_router(_openai_routes(services))

@@ -9,18 +9,18 @@ from router.api_keys import KeyRing
 from router.errors import RequestError
 
 _OPEN = frozenset(("/health", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"))
-_OPEN_FOLDER = "/lmcache/"  # LMCache's servers have no keys to send
 
 
 class KeyCheck:
-    """ASGI middleware; inference requests never come here."""
+    """ASGI middleware; inference requests never come here. ``open_models``: anybody may list models."""
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, *, open_models: bool = False) -> None:
         self._app = app
         self._keys = keys
+        self._open_models = open_models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_open(scope["path"]):
+        if scope["type"] == "http" and not self._is_open(scope["path"]):
             try:
                 self._check(scope)
             except RequestError as error:
@@ -29,14 +29,17 @@ class KeyCheck:
                 return
         await self._app(scope, receive, send)
 
+    def _is_open(self, path: str) -> bool:
+        return path in _OPEN or (self._open_models and _lists_models(path))
+
     def _check(self, scope: Scope) -> None:
         key, _ = self._keys.identify(scope["headers"])
         path: str = scope["path"]
-        if key.admin or path == "/v1/models" or path.startswith("/v1/models/"):
+        if key.admin or _lists_models(path):
             return
         message = f"The key {key.name!r} may not use {path}; that takes a key with 'admin: true'."
         raise RequestError(403, message, kind="permission_error", code="not_an_admin")
 
 
-def _is_open(path: str) -> bool:
-    return path in _OPEN or path.startswith(_OPEN_FOLDER)
+def _lists_models(path: str) -> bool:
+    return path == "/v1/models" or path.startswith("/v1/models/")

@@ -14,8 +14,23 @@ def make_key_ring(config: Config, environment: Mapping[str, str]) -> KeyRing | N
     """None where no keys are configured, and everybody may use everything. Raises ConfigError."""
     if not config.api_keys:
         return None
+    return _ring([_api_key(key, config, environment) for key in config.api_keys])
+
+
+def make_rest_ring(config: Config, environment: Mapping[str, str]) -> KeyRing | None:
+    """Who may use the REST API: the keys above and `server.admin_token`. Raises ConfigError."""
+    token = config.server.admin_token
+    if token is None:
+        return make_key_ring(config, environment)
+    digest = hashlib.sha256(token.get_secret_value().encode()).digest()
+    name = "server.admin_token"
+    keys = [_api_key(key, config, environment) for key in config.api_keys]
+    return _ring([*keys, ApiKey(name, digest, tenant=name, admin=True)])
+
+
+def _ring(keys: list[ApiKey]) -> KeyRing:
     try:
-        return KeyRing([_api_key(key, config, environment) for key in config.api_keys])
+        return KeyRing(keys)
     except ValueError as error:
         raise ConfigError(f"api_keys: {error}") from None
 

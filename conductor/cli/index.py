@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import time
 from contextlib import AsyncExitStack
@@ -19,8 +20,10 @@ from rich.console import Console
 
 from conductor import __version__
 from conductor.cache_rest import make_cache_router
+from conductor.cli.access import make_rest_ring
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.file_limit import raise_file_limit
+from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
 from conductor.cli.start_up import without_collections
@@ -29,6 +32,7 @@ from conductor.index_metrics import IndexCollector, RegistrationCollector
 from conductor.index_registrations import RegistrationBook
 from conductor.index_snapshots import IndexSnapshots
 from conductor.indexer import IndexerService, make_indexer_router
+from router.key_check import KeyCheck
 from router.server import PlainServer, listen
 
 DEFAULT_PORT = 8090
@@ -70,14 +74,18 @@ async def _serve(config: Config) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     async with AsyncExitStack() as stack:
+        tls, to_engines = server_tls(config.server.tls), engine_context(config.routing.engine_tls)
+        keys = make_rest_ring(config, os.environ)
         state = open_state(config)
         with without_collections():
-            feeds, snapshots = restored_feeds(config, state, time.monotonic)
+            feeds, snapshots = restored_feeds(config, state, time.monotonic, to_engines)
             if snapshots is not None:
                 stack.callback(snapshots.close)
             book = RegistrationBook(state.store)
             service = IndexerService(feeds.index, feeds.by_kind, feeds.prompts, keep=book.save)
             app = _make_app(service, feeds, book, snapshots)
+            if keys is not None:
+                app.add_middleware(KeyCheck, keys=keys)
         book.restore(service.register)
         feeds.start()
         stack.callback(feeds.close)
@@ -94,12 +102,18 @@ async def _serve(config: Config) -> None:
                 f"cannot listen on {address} ({error.strerror}); choose another port with --port"
             ) from None
         server = PlainServer(
-            uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off")
+            uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off"),
+            None if tls is None else tls.context,
         )
+        if tls is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_certificate, tls)
         gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         console = Console(stderr=True)
-        console.print(f"index  http://{address}  (POST /register, /query; API at /docs)", highlight=False)
+        console.print(
+            f"index  {'http' if tls is None else 'https'}://{address}  (POST /register, /query; API at /docs)",
+            highlight=False,
+        )
         await stop.wait()
         server.should_exit = True
         await serving

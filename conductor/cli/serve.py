@@ -27,7 +27,7 @@ from cache_index import Holder, LoadStat, SglangLoadFeeds, Tier
 from conductor.admission_metrics import AdmissionCollector
 from conductor.cache_lookup import make_lookup_router
 from conductor.cache_rest import make_cache_router
-from conductor.cli.access import make_key_ring
+from conductor.cli.access import make_key_ring, make_rest_ring
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.front_door_options import cors_policy, engine_context, reload_certificate, server_tls
@@ -187,6 +187,7 @@ async def _serve(config: Config) -> None:
         services.metrics.registry.register(IndexCollector(index, feeds, snapshots))
         app = create_app(
             services,
+            keys=make_rest_ring(config, os.environ),
             not_ready_reason=lambda: scheduler.why_not_ready(clock()),
             routers=[
                 rest,

@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from conductor.cli import app
-from conductor.cli.access import make_key_ring
+from conductor.cli.access import make_key_ring, make_rest_ring
 from conductor.config import Config, ConfigError, load_config
 from router import RequestError
 
@@ -97,3 +97,21 @@ def test_the_same_key_twice_is_refused(tmp_path: Path) -> None:
 
 def test_without_keys_there_is_no_ring() -> None:
     assert make_key_ring(Config(), {}) is None
+
+
+def test_the_admin_token(tmp_path: Path) -> None:
+    token = "admin-token-1"
+    path = written(tmp_path, {"server": {"admin_token": token}, "api_keys": [{"name": "a", "key": SECRET}]})
+    config = load_config(path)
+    rest, keys = make_rest_ring(config, {}), make_key_ring(config, {})
+    assert rest is not None and keys is not None
+    assert rest.identify([(b"x-api-key", token.encode())])[0].admin
+    assert not rest.identify([(b"x-api-key", SECRET.encode())])[0].admin
+    with pytest.raises(RequestError):
+        keys.identify([(b"x-api-key", token.encode())])
+    for text in (CliRunner().invoke(app, ["config", "--config", str(path)]).output, repr(config), repr(rest)):
+        assert token not in text
+    assert make_rest_ring(Config(), {}) is None
+    for bad in ("two words", ""):
+        with pytest.raises(ConfigError, match=r"'server.admin_token'.*printable ASCII"):
+            load_config(written(tmp_path, {"server": {"admin_token": bad}}))

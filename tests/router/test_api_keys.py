@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 from typing import Any
 
@@ -37,12 +38,19 @@ def ring(*, secret: str = SECRET, **fields: Any) -> KeyRing:
     )
 
 
+def basic(password: str) -> str:
+    return "Basic " + base64.b64encode(f"anyone:{password}".encode()).decode()
+
+
 async def test_only_known_keys_are_served(cluster: Any) -> None:
     engine = await cluster.engine()
     door = await cluster.door([engine], keys=ring())
     for headers, code in (
         ({}, "missing_api_key"),
         ({"authorization": "Basic " + SECRET}, "missing_api_key"),
+        ({"authorization": basic("")}, "missing_api_key"),
+        ({"authorization": basic("wrong")}, "invalid_api_key"),
+        ({"authorization": "Digest " + SECRET}, "missing_api_key"),
         ({"authorization": "Bearer"}, "missing_api_key"),
         ({"authorization": "Bearer " + SECRET[:-1]}, "invalid_api_key"),
         ({"x-api-key": SECRET + "x"}, "invalid_api_key"),
@@ -52,7 +60,12 @@ async def test_only_known_keys_are_served(cluster: Any) -> None:
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["type"]) == (401, code, "authentication_error")
     assert not engine.received
-    for headers in (BEARER, {"authorization": f"bearer {SECRET}"}, {"x-api-key": SECRET}):
+    for headers in (
+        BEARER,
+        {"authorization": f"bearer {SECRET}"},
+        {"x-api-key": SECRET},
+        {"authorization": basic(SECRET)},
+    ):
         response = await door.client.post(CHAT, json=cluster.chat_document(), headers=headers)
         assert response.status_code == 200
     async with openai.AsyncOpenAI(base_url=f"{door.server.url}/v1", api_key="no", max_retries=0) as client:

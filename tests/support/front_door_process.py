@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -48,11 +49,24 @@ def alive(pid: int) -> bool:
 class FrontDoor:
     """A running `conductor serve`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        url: str,
+        log: Path,
+        tls: ssl.SSLContext | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         self.process = process
         self.url = url
         self.log = log
-        self.http = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        self.http = httpx.Client(
+            base_url=url,
+            timeout=60,
+            trust_env=False,
+            verify=True if tls is None else tls,
+            headers=headers,
+        )
 
     def get(self, path: str) -> dict:
         response = self.http.get(path)
@@ -90,8 +104,17 @@ class FrontDoor:
 
 
 @contextmanager
-def front_door(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[FrontDoor]:
-    """`conductor serve` with ``arguments`` on a free port, ready to serve; stopped at the end."""
+def front_door(
+    tmp_path: Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+    headers: dict[str, str] | None = None,
+) -> Iterator[FrontDoor]:
+    """`conductor serve` with ``arguments`` on a free port, ready to serve; stopped at the end.
+
+    ``tls`` is for asking one that speaks it, ``headers`` are sent with what is asked here.
+    """
     port = free_port()
     log = tmp_path / f"serve-{port}.log"
     with log.open("wb") as output:
@@ -102,7 +125,8 @@ def front_door(tmp_path: Path, *arguments: str, env: dict[str, str] | None = Non
             env=os.environ | (env or {}),
             start_new_session=True,
         )
-    door = FrontDoor(process, f"http://127.0.0.1:{port}", log)
+    scheme = "http" if tls is None else "https"
+    door = FrontDoor(process, f"{scheme}://127.0.0.1:{port}", log, tls, headers)
     try:
         deadline_s = time.monotonic() + START_WITHIN_S
         while True:
