@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -36,16 +36,20 @@ def create_app(
     *,
     not_ready_reason: Callable[[], str | None] = lambda: None,
     routers: Iterable[APIRouter] = (),
+    exposition: Callable[[], Awaitable[bytes]] | None = None,
     title: str = "Conductor",
     version: str = "0.1.0",
 ) -> FastAPI:
-    """``not_ready_reason`` says why requests cannot be served now, or returns None when they can."""
+    """``not_ready_reason`` says why requests cannot be served now, or returns None when they can.
+
+    ``exposition`` are the metrics in Prometheus' text format, by default those of the services' registry.
+    """
     app = FastAPI(title=title, version=version)
     if services.keys is not None:
         app.add_middleware(KeyCheck, keys=services.keys)
     app.include_router(_openai_routes(services))
     app.include_router(_inference_routes())
-    app.include_router(_operations_routes(services, not_ready_reason))
+    app.include_router(_operations_routes(services, not_ready_reason, exposition))
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _http_error)
@@ -90,7 +94,11 @@ def _inference_routes() -> APIRouter:
     return router
 
 
-def _operations_routes(services: RouterServices, not_ready_reason: Callable[[], str | None]) -> APIRouter:
+def _operations_routes(
+    services: RouterServices,
+    not_ready_reason: Callable[[], str | None],
+    exposition: Callable[[], Awaitable[bytes]] | None,
+) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
     @router.get("/health", summary="200 when inference requests can be served")
@@ -102,7 +110,8 @@ def _operations_routes(services: RouterServices, not_ready_reason: Callable[[], 
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics() -> Response:
-        return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        text = generate_latest(services.metrics.registry) if exposition is None else await exposition()
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
 

@@ -60,7 +60,7 @@ def index(
         "state_dir": state_dir,
     }
     config = load_config(config_file, {name: value for name, value in flags.items() if value})
-    configure_logs(config.log)
+    configure_logs(config.log.level, config.log.format)
     raise_file_limit()
     uvloop.run(_serve(config))
 

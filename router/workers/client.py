@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import structlog
 
 from conductor.placement import (
@@ -20,6 +21,7 @@ from conductor.placement import (
     PlacementError,
     PlacementRequest,
     Released,
+    Tokens,
     Usage,
 )
 from router.accounts import UNLIMITED, Account, TenantCounts
@@ -59,6 +61,24 @@ from router.workers.messages import (
 )
 
 logger = structlog.get_logger("router")
+
+
+_NO_TOKENS: Tokens = np.empty(0, np.uint32)
+
+
+class _Waiter:
+    """Waits for a placement as a coroutine does."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
+
+    def placed(self, placement: Placement) -> None:
+        if not self.answer.done():
+            self.answer.set_result(placement)
+
+    def refused(self, error: PlacementError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class PlacementClient(asyncio.Protocol):
@@ -131,6 +151,21 @@ class PlacementClient(asyncio.Protocol):
     def anywhere(self, request: PlacementRequest, now_s: float) -> Held:
         return self._ask(request, anywhere=True)
 
+    async def any_url(self, model: str) -> str | None:
+        """Of an instance that serves the model and can be asked for something that is no load."""
+        if self._services is None:
+            return None
+        waiter = _Waiter()
+        request = PlacementRequest("", model, _NO_TOKENS, 0, streamed=False)
+        try:
+            self._services.line.hold(waiter, self.anywhere(request, 0.0))
+            placement = await waiter.answer
+        except PlacementError:
+            return None
+        finally:
+            self._services.line.leave(waiter)
+        return placement.prefill.url
+
     def leave(self, ticket: int) -> None:
         if self._asked.pop(ticket, None) is not None:
             self._send(Leave(ticket))
@@ -168,8 +203,7 @@ class PlacementClient(asyncio.Protocol):
 
     # asyncio.Protocol
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -186,7 +220,8 @@ class PlacementClient(asyncio.Protocol):
             self._answers.clear()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.welcomed.cancel()
+        if not self.welcomed.done():
+            self.welcomed.set_exception(ConnectionResetError("the conductor hung up"))
         if not self.lost.done():
             self.lost.set_result(None)
 

@@ -156,8 +156,7 @@ class WorkerLink(asyncio.Protocol):
     def active_placements(self) -> int:
         return len(self._active)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._desk.links.add(self)
 
