@@ -73,10 +73,10 @@ async def _work(number: int, conductor: str, listening: socket.socket) -> int:
         if client.lost.done():
             _log.error("the conductor is gone")
             services.close()
-            if os.getppid() != parent:  # it could not do that itself
-                shutil.rmtree(Path(conductor).parent, ignore_errors=True)
         await server.stop()
         await client.close()
+        if os.getppid() != parent:  # which could not do that itself
+            shutil.rmtree(Path(conductor).parent, ignore_errors=True)
         stopping.cancel()
     return 0 if stop.is_set() else 1
 

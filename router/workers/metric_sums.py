@@ -76,7 +76,8 @@ class SummedMetrics(Collector):
         for worker, starts in self._starts().items():
             figures = self._workers[worker]
             parts = (figures.former.get(_REQUESTS), figures.latest.get(_REQUESTS))
-            total = sum(value for part in parts if part is not None for _, _, value in part.samples)
+            samples = [sample for part in parts if part is not None for sample in part.samples]
+            total = sum(value for name, _, value in samples if name == f"{_REQUESTS}_total")
             answered.add_metric((str(worker),), total)
             started.add_metric((str(worker),), starts)
             up.add_metric((str(worker),), float(worker in ready))

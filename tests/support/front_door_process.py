@@ -67,12 +67,25 @@ class FrontDoor:
 
     def engine_pids(self) -> dict[str, int]:
         """Emulated engines by instance, from their command lines."""
+        return self._children_by("--instance-id")
+
+    def worker_pids(self) -> dict[str, int]:
+        """Router workers by number, from their command lines."""
+        return self._children_by("--number")
+
+    def _children_by(self, option: str) -> dict[str, int]:
         pids = {}
         for pid in children(self.process.pid):
             arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if "--instance-id" in arguments:
-                pids[arguments[arguments.index("--instance-id") + 1]] = pid
+            if option in arguments:
+                pids[arguments[arguments.index(option) + 1]] = pid
         return pids
+
+    def samples(self) -> dict[str, float]:
+        """GET /metrics on a connection of its own: values by name and labels, as they are written there."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60, trust_env=False).text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
 
     def wait_until(self, condition, what: str, within_s: float = 20.0) -> None:
         deadline_s = time.monotonic() + within_s
@@ -90,8 +103,16 @@ class FrontDoor:
 
 
 @contextmanager
-def front_door(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[FrontDoor]:
-    """`conductor serve` with ``arguments`` on a free port, ready to serve; stopped at the end."""
+def front_door(
+    tmp_path: Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Iterator[FrontDoor]:
+    """`conductor serve` with ``arguments`` on a free port, ready to serve; stopped at the end.
+
+    ``headers`` go with what is asked through the front door.
+    """
     port = free_port()
     log = tmp_path / f"serve-{port}.log"
     with log.open("wb") as output:
@@ -103,6 +124,7 @@ def front_door(tmp_path: Path, *arguments: str, env: dict[str, str] | None = Non
             start_new_session=True,
         )
     door = FrontDoor(process, f"http://127.0.0.1:{port}", log)
+    door.http.headers.update(headers or {})
     try:
         deadline_s = time.monotonic() + START_WITHIN_S
         while True:
