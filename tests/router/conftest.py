@@ -395,7 +395,7 @@ class Cluster:
         return services
 
 
-ALSO_OVER_A_SOCKET = ("test_api_keys", "test_failures", "test_handoff")
+ALSO_OVER_A_SOCKET = ("test_api_keys", "test_failures")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
