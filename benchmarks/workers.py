@@ -1,8 +1,8 @@
 """What router workers cost: `conductor serve` as one process and with two workers; engines answer at once.
 
-Engines and load client are one process of their own; everything shares the machine's cores, so requests/s say little
-where there are few of them. CPU per request does not depend on that: a worker's says how many workers a load needs,
-the conductor's how many requests/s one conductor can place at most. Both deployments run at the same time and are
+Engines are one process, the load client another, and everything shares the machine's cores: where there are few,
+requests/s say little. CPU per request does not depend on that: a worker's says how many workers a load needs, the
+conductor's how many requests/s one conductor can place at most. Both deployments run at the same time and are
 loaded in turn, so that the machine's other work troubles them alike.
 
 Workloads: ``tokens`` (a prompt of 200 token ids), ``chat`` (4 KB of new text, tokenized by the router). Latencies

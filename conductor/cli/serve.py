@@ -91,6 +91,8 @@ def serve(
 
       conductor serve --config cluster.yaml     real vLLM engines
 
+      conductor serve -c cluster.yaml --workers 4    four router processes on the port, one scheduler
+
     GET /health answers 200 once requests can be served. Ctrl-C finishes the streams under way and stops
     everything that was started.
     """
@@ -240,7 +242,7 @@ async def _serve(config: Config) -> None:
         console = Console(stderr=True)
         await _wait_until_ready(console, scheduler, workers, stop, clock)
         if not stop.is_set():
-            _announce(console, scheduler, server.url)
+            _announce(console, scheduler, server.url, config.server.workers)
         await stop.wait()
         console.print("stopping; streams under way may finish")
 
@@ -300,7 +302,7 @@ async def _wait_until_ready(
             await asyncio.sleep(0.05)
 
 
-def _announce(console: Console, scheduler: Scheduler, url: str) -> None:
+def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) -> None:
     table = Table(title="Conductor is ready")
     for heading in ("instance", "role", "url", "health", "KV blocks", "events"):
         table.add_column(heading, no_wrap=True)
@@ -319,7 +321,7 @@ def _announce(console: Console, scheduler: Scheduler, url: str) -> None:
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": scheduler.models()[0].model, "messages": [message]})
     for line in (
-        f"front door    {url}/v1",
+        f"front door    {url}/v1" + (f"  ({workers} router processes)" if workers > 1 else ""),
         f"why           {url}/v1/placements",
         f"API, metrics  {url}/docs  {url}/metrics",
         f"try           curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
