@@ -32,7 +32,7 @@ from conductor.access_config import ApiKeyConfig, SendableSecret, check_names
 from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.cluster_shape import read_cluster_shape
-from conductor.configuration_faults import explain
+from conductor.configuration_faults import ConfigError, explain
 from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig, TracingConfig
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
@@ -48,10 +48,6 @@ def _catalogued(name: str) -> str:
     return name
 
 
-class ConfigError(Exception):
-    """The configuration cannot be used; the message names the key and the remedy."""
-
-
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,6 +57,7 @@ class ServerConfig(_Section):
 
     host: str = "127.0.0.1"
     port: PortNumber = 8000
+    workers: Annotated[int, Field(ge=1, le=256)] = 1  # router processes; 1: in the conductor's own
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
     admin_token: SendableSecret | None = None

@@ -9,6 +9,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names the key and the remedy."""
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """A line for each problem, with the path of its key; unknown keys come with the one that may be meant."""
     lines = []

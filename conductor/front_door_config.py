@@ -100,3 +100,14 @@ class TracingConfig(BaseModel):
         if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+(/[^\s]*)?", endpoint):
             raise ValueError(f"{endpoint!r} must look like http://collector:4318 (OTLP over HTTP)")
         return endpoint and endpoint.rstrip("/")
+
+
+class FrontDoorConfig(BaseModel):
+    """All of these, as router workers are told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cors: CorsConfig | None = None
+    tls: ServerTlsConfig | None = None
+    engine_tls: EngineTlsConfig = EngineTlsConfig()
+    tracing: TracingConfig = TracingConfig()

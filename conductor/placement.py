@@ -63,6 +63,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     ``tenant`` is whose request it is, for shares and predictions; ``cache_tenant`` names the part of engines'
     caches that is its own, where engines keep tenants apart.
     ``arrived_s`` is when it came, where it was held before it is placed.
+    ``grant`` names what the request was granted of its key's limits, for a router that does not keep them itself.
     A higher ``priority`` goes first. ``route`` tells kinds of work apart, whose answers have lengths of their own.
     """
 
@@ -88,6 +89,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     prefill_on: Holder | None = None
     excluded: frozenset[str] = frozenset()
     retry_of: str | None = None
+    grant: int = 0
 
     def beginning(self) -> int | None:
         """Names the first `BEGINNING_TOKENS` of the prompt, by tokens or by hashes; None where neither is known.

@@ -70,7 +70,7 @@ class Account:
 
     def __init__(self, name: str, limits: KeyLimits, tenant: TenantCounts) -> None:
         self.tenant = tenant
-        self._name = name
+        self.name = name
         self._concurrency = limits.concurrency
         self._requests = _allowance(limits.requests_per_minute)
         self._tokens = _allowance(limits.tokens_per_minute)
@@ -96,7 +96,7 @@ class Account:
             return
         if tokens > allowance.limit:
             message = (
-                f"The prompt has {tokens} tokens; the key {self._name!r} is limited to {allowance.limit} tokens "
+                f"The prompt has {tokens} tokens; the key {self.name!r} is limited to {allowance.limit} tokens "
                 "per minute. Shorten the prompt."
             )
             self.tenant.refused["tokens"] += 1
@@ -131,7 +131,7 @@ class Account:
         self.tenant.refused[limit] += 1
         return RequestError(
             429,
-            f"The key {self._name!r} is limited to {rule}. Try again in {_span(wait_s)}.",
+            f"The key {self.name!r} is limited to {rule}. Try again in {_span(wait_s)}.",
             kind="rate_limit_error",
             code="rate_limit_exceeded",
             retry_after_s=max(math.ceil(wait_s), 1),
@@ -139,9 +139,11 @@ class Account:
 
 
 class Grant:
-    """One request's part of its account, until it ends."""
+    """One request's part of its account, until it ends. ``number`` names one that another process keeps."""
 
     __slots__ = ("_account", "_ended", "_tokens")
+
+    number: int = 0
 
     def __init__(self, account: Account) -> None:
         self._account = account

@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from router.accounts import UNLIMITED, Account, KeyLimits, TenantCounts
@@ -49,17 +49,26 @@ class KeyRing:
     nothing about any key, and nobody can choose what is compared.
     """
 
-    def __init__(self, keys: Iterable[ApiKey]) -> None:
+    def __init__(
+        self,
+        keys: Iterable[ApiKey],
+        make_account: Callable[[ApiKey, TenantCounts], Account] = lambda key, tenant: Account(
+            key.name, key.limits, tenant
+        ),
+    ) -> None:
         """Raises ValueError for a key that is there twice."""
         self._secret = os.urandom(32)
         self._known: dict[bytes, tuple[ApiKey, Account]] = {}
+        self.keys = tuple(keys)
         self.tenants: dict[str, TenantCounts] = {}
-        for key in keys:
+        self.accounts: dict[str, Account] = {}  # by the keys' names
+        for key in self.keys:
             blinded = self._blinded(key.sha256)
             if blinded in self._known:
                 raise ValueError(f"the keys {self._known[blinded][0].name!r} and {key.name!r} are the same")
             tenant = self.tenants.setdefault(key.tenant, TenantCounts())
-            self._known[blinded] = (key, Account(key.name, key.limits, tenant))
+            account = self.accounts[key.name] = make_account(key, tenant)
+            self._known[blinded] = (key, account)
 
     def identify(self, headers: Headers) -> tuple[ApiKey, Account]:
         """Raises RequestError (401)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -39,12 +39,14 @@ def create_app(
     not_ready_reason: Callable[[], str | None] = lambda: None,
     routers: Iterable[APIRouter] = (),
     keys: KeyRing | None = None,
+    exposition: Callable[[], Awaitable[bytes]] | None = None,
     title: str = "Conductor",
     version: str = "0.1.0",
 ) -> FastAPI:
     """``not_ready_reason`` says why requests cannot be served now, or returns None when they can.
 
     ``keys`` are asked for here even where inference is open to all; without them, those of the services are.
+    ``exposition`` are the metrics in Prometheus' text format, by default those of the services' registry.
     """
     app = FastAPI(title=title, version=version)
     keys = services.keys if keys is None else keys
@@ -54,7 +56,7 @@ def create_app(
         app.add_middleware(CORSMiddleware, **services.cors.middleware_options())
     app.include_router(_openai_routes(services))
     app.include_router(_inference_routes())
-    app.include_router(_operations_routes(services, not_ready_reason))
+    app.include_router(_operations_routes(services, not_ready_reason, exposition))
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _http_error)
@@ -106,7 +108,11 @@ def _inference_routes() -> APIRouter:
     return router
 
 
-def _operations_routes(services: RouterServices, not_ready_reason: Callable[[], str | None]) -> APIRouter:
+def _operations_routes(
+    services: RouterServices,
+    not_ready_reason: Callable[[], str | None],
+    exposition: Callable[[], Awaitable[bytes]] | None,
+) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
     @router.get("/health", summary="200 when inference requests can be served")
@@ -118,7 +124,8 @@ def _operations_routes(services: RouterServices, not_ready_reason: Callable[[], 
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics() -> Response:
-        return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        text = generate_latest(services.metrics.registry) if exposition is None else await exposition()
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router
 

@@ -135,13 +135,14 @@ class Delivery:
             tbt_objective_s=self._terms.tbt_objective_s,
             excluded=_excluded(self._tried),
             retry_of=previous.placement_id or None if previous is not None else None,
+            grant=self._exchange.grant_number,
         )
         now_s = services.clock()
         try:
             if self.endpoint.computes:
                 placement = services.line.arrive(self, asked)
             else:
-                placement = services.placements.anywhere(asked, now_s)
+                placement = services.line.hold(self, services.placements.anywhere(asked, now_s))
         except PlacementError as error:
             self.refused(error)
             return
@@ -149,8 +150,8 @@ class Delivery:
             logger.exception("placement failed unexpectedly", request_id=self._exchange.request_id)
             self._exchange.reply_error(internal_error())
             return
-        services.metrics.placement_s.observe(services.clock() - now_s)
         if placement is not None:
+            services.metrics.placement_s.observe(services.clock() - now_s)
             self.placed(placement)
 
     def refused(self, error: PlacementError) -> None:
@@ -391,6 +392,20 @@ class Delivery:
             return
         if not (isinstance(leg, DecodeLeg) and leg.started):
             leg.lost(reason)
+
+    def placement_revoked(self, placement_id: str, error: PlacementError) -> None:
+        """Answer with the refusal; a response that has begun goes on."""
+        leg, placement = self._leg, self.placement
+        if placement is None or placement.placement_id != placement_id or not self._placed:
+            return
+        if leg is None or not (isinstance(leg, DecodeLeg) and leg.started):
+            self._placed = False
+            self._leg = None
+            if self._task is not None:
+                self._task.cancel()
+            if leg is not None:
+                leg.abort()
+            self.refused(error)
 
     def pause(self) -> None:
         """The client reads too slowly: stop reading from the engine."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from conductor.placement import TokenSource
+from conductor.placement import PlacementError, TokenSource
 from router.accounts import Account, Grant
 from router.api_keys import ApiKey, KeyRing
 from router.delivery import Delivery
@@ -109,6 +109,11 @@ class Exchange:
         self._key: ApiKey | None = None
         self._account: Account | None = None
         self._grant: Grant | None = None
+
+    @property
+    def grant_number(self) -> int:
+        """Of a grant that another process keeps; 0 without one."""
+        return 0 if self._grant is None else self._grant.number
 
     # Request, as the connection's parser delivers it
 
@@ -259,6 +264,10 @@ class Exchange:
         """An instance stopped answering its health check."""
         if self._delivery is not None:
             self._delivery.instance_lost(instance_id, reason)
+
+    def placement_revoked(self, placement_id: str, error: PlacementError) -> None:
+        if self._delivery is not None:
+            self._delivery.placement_revoked(placement_id, error)
 
     def client_lost(self) -> None:
         """The client is gone: nothing is computed for it any longer."""

@@ -26,13 +26,13 @@ class Dispatch(Protocol):
 
 
 class Places(Protocol):
-    """Makes placements at once."""
+    """Makes placements."""
 
-    def place(self, request: PlacementRequest, now_s: float) -> Placement: ...
+    def place(self, request: PlacementRequest, now_s: float) -> Placement | Held: ...
 
 
 class AtOnce:
-    """A dispatch that holds nobody."""
+    """A dispatch that holds nobody of its own accord."""
 
     def __init__(self, placements: Places) -> None:
         self._placements = placements
@@ -75,7 +75,10 @@ class Line:
 
     def arrive(self, waiter: Waiter, request: PlacementRequest) -> Placement | None:
         """The placement, or None: ``waiter`` is told later. Raises PlacementError."""
-        outcome = self._dispatch.arrive(request, self._clock())
+        return self.hold(waiter, self._dispatch.arrive(request, self._clock()))
+
+    def hold(self, waiter: Waiter, outcome: Placement | Held) -> Placement | None:
+        """Let ``waiter`` wait for what the dispatch has not decided yet."""
         if isinstance(outcome, Placement):
             return outcome
         self._waiting[outcome.ticket] = waiter

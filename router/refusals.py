@@ -18,6 +18,14 @@ from router.errors import RequestError
 _LISTED_MODELS = 20
 
 
+class AnsweredError(PlacementError):
+    """There is no placement, and what the client is told has been decided elsewhere."""
+
+    def __init__(self, answer: RequestError) -> None:
+        super().__init__(answer.message)
+        self.answer = answer
+
+
 def not_placed(
     error: PlacementError,
     model: str,
@@ -25,6 +33,8 @@ def not_placed(
     tried: Sequence[InstanceFailure],
 ) -> RequestError:
     """There is no placement; ``tried`` are the attempts before it. An unknown model is told what is ``served``."""
+    if isinstance(error, AnsweredError):
+        return error.answer
     if isinstance(error, UnknownModelError):
         names = sorted(card.model for card in served())
         listed = ", ".join(names[:_LISTED_MODELS]) or "none"

@@ -63,8 +63,8 @@ class PlainServer(uvicorn.Server):
 class FrontDoorServer:
     """Serves inference requests through ``services`` and all others through the ASGI application ``app``.
 
-    ``port`` 0 takes a free one. With ``reuse_port`` several processes can listen on the same port. With
-    ``tls`` nothing else is spoken.
+    ``port`` 0 takes a free one. ``listening`` is a socket that is bound already. With ``reuse_port`` several
+    processes can listen on the same port. With ``tls`` nothing else is spoken.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class FrontDoorServer:
         port: int = 8000,
         reuse_port: bool = False,
         tls: ssl.SSLContext | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
         self.services = services
         self._host = host
@@ -97,7 +98,7 @@ class FrontDoorServer:
         )
         self._server = PlainServer(self._config, tls)
         self._task: asyncio.Task[None] | None = None
-        self._socket: socket.socket | None = None
+        self._socket = listening
 
     @property
     def port(self) -> int:
@@ -111,7 +112,8 @@ class FrontDoorServer:
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be bound."""
-        self._socket = listen(self._host, self._port, reuse_port=self._reuse_port)
+        if self._socket is None:
+            self._socket = listen(self._host, self._port, reuse_port=self._reuse_port)
         self._port = self._socket.getsockname()[1]
         self.services.start()
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))

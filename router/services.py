@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from conductor.placement import InstanceFailure, ModelCard, Placement, PlacementRequest, Usage
+from conductor.placement import (
+    Held,
+    InstanceFailure,
+    ModelCard,
+    Placement,
+    PlacementError,
+    PlacementRequest,
+    Usage,
+)
 from router.api_keys import KeyRing
 from router.cors import CorsPolicy
 from router.line import AtOnce, Dispatch, Line
@@ -32,20 +40,23 @@ logger = structlog.get_logger("router")
 class PlacementService(Protocol):
     """The scheduler as the router sees it; calls are synchronous and come from the event loop's thread.
 
+    Where the scheduler lives in another process, it holds every request, and the dispatch tells what became of it.
+
     A placement ends with exactly one of ``finished``, ``cancelled`` and ``failed``. ``cancelled`` also
     ends placements that an engine refused with a 4xx answer: nothing was computed and nothing is learned.
     """
 
-    def place(self, request: PlacementRequest, now_s: float) -> Placement:
+    def place(self, request: PlacementRequest, now_s: float) -> Placement | Held:
         """Raises PlacementError."""
 
-    def anywhere(self, request: PlacementRequest, now_s: float) -> Placement:
+    def anywhere(self, request: PlacementRequest, now_s: float) -> Placement | Held:
         """Any instance of the model, for work that is no load: nothing is reserved and the placement has no id.
 
         Of what is told of it, only failures count, against the instance. Raises PlacementError.
         """
 
-    def prefill_finished(self, placement_id: str, now_s: float) -> None: ...
+    def prefill_finished(self, placement_id: str, now_s: float) -> None:
+        """Raises RejectedError when admission ends the placement here."""
 
     def first_token(self, placement_id: str, now_s: float) -> None: ...
 
@@ -130,6 +141,11 @@ class RouterServices:
         """An instance is down: requests that wait for it are placed again, as if it had refused them."""
         for exchange in list(self.active):
             exchange.instance_lost(instance_id, reason)
+
+    def placement_revoked(self, placement_id: str, error: PlacementError) -> None:
+        """Admission has ended a placement while its request was being sent on."""
+        for exchange in list(self.active):
+            exchange.placement_revoked(placement_id, error)
 
     def new_request_id(self) -> str:
         return f"{self._request_prefix}-{next(self._request_numbers):x}"

@@ -6,7 +6,7 @@ Placement wants them to find cached prefixes; a request whose prompt cannot be t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,11 @@ class EngineTokenizer:
     the model itself is not sent, for the client may know it by an alias."""
 
     def __init__(
-        self, client: httpx.AsyncClient, url_for: Callable[[str], str | None], *, timeout_s: float = 2.0
+        self,
+        client: httpx.AsyncClient,
+        url_for: Callable[[str], Awaitable[str | None]],
+        *,
+        timeout_s: float = 2.0,
     ) -> None:
         self._client = client
         self._url_for = url_for
@@ -72,7 +76,7 @@ class EngineTokenizer:
 
     async def tokens(self, request: InferenceRequest) -> Tokens | None:
         """None when no instance can be asked. Raises TokenizationError."""
-        url = self._url_for(request.model)
+        url = await self._url_for(request.model)
         if url is None:
             return None
         document = request.document

@@ -78,7 +78,7 @@ def main() -> None:
     named = [argument for argument in sys.argv[1:2] if argument in _COMMANDS]
     with without_collections():
         made = _make_app(named or list(_COMMANDS))
-        from conductor.config import ConfigError
+        from conductor.configuration_faults import ConfigError
     try:
         made()
     except ConfigError as error:

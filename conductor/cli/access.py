@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Mapping
 
 from conductor.access_config import ApiKeyConfig, is_sendable_key
-from conductor.config import Config, ConfigError
+from conductor.config import Config
+from conductor.configuration_faults import ConfigError
 from router import ApiKey, KeyLimits, KeyRing
 
 

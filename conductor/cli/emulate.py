@@ -27,7 +27,7 @@ def emulate(
     """
     flags = {"emulation": {"cluster": cluster, "base_port": base_port, "model": model, "speed": speed}}
     config = load_config(flags=flags)
-    configure_logs(config.log)
+    configure_logs(config.log.level, config.log.format)
     asyncio.run(_run(config))
 
 

@@ -6,9 +6,10 @@ import ssl
 
 import structlog
 
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig
-from router import CorsPolicy, ServerTls, TlsError, engine_tls
+from router.cors import CorsPolicy
+from router.tls import ServerTls, TlsError, engine_tls
 
 _log = structlog.get_logger(__name__)
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}

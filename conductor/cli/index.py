@@ -27,7 +27,8 @@ from conductor.cli.front_door_options import engine_context, reload_certificate,
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
 from conductor.cli.start_up import without_collections
-from conductor.config import Config, ConfigError, load_config
+from conductor.config import Config, load_config
+from conductor.configuration_faults import ConfigError
 from conductor.index_metrics import IndexCollector, RegistrationCollector
 from conductor.index_registrations import RegistrationBook
 from conductor.index_snapshots import IndexSnapshots
@@ -64,7 +65,7 @@ def index(
         "state_dir": state_dir,
     }
     config = load_config(config_file, {name: value for name, value in flags.items() if value})
-    configure_logs(config.log)
+    configure_logs(config.log.level, config.log.format)
     raise_file_limit()
     uvloop.run(_serve(config))
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conductor.cli.event_feeds import EventFeeds
-from conductor.config import Config, ConfigError
+from conductor.config import Config
+from conductor.configuration_faults import ConfigError
 from conductor.index_snapshots import SNAPSHOT_NAME, IndexSnapshots, restore
 from conductor.state_store import FileStateStore, MemoryStateStore, StateStore
 

@@ -7,14 +7,20 @@ import sys
 
 import structlog
 
-from conductor.config import LogConfig
 
+def configure_logs(level_name: str, format_name: str, **always: object) -> None:
+    """Set up structlog and route the standard library's loggers (uvicorn, asyncio) through it.
 
-def configure_logs(config: LogConfig) -> None:
-    """Set up structlog and route the standard library's loggers (uvicorn, asyncio) through it."""
-    console = config.format == "console" or (config.format == "auto" and sys.stderr.isatty())
-    level = logging.getLevelNamesMapping()[config.level.upper()]
+    ``always`` are fields of every line.
+    """
+    console = format_name == "console" or (format_name == "auto" and sys.stderr.isatty())
+    level = logging.getLevelNamesMapping()[level_name.upper()]
+
+    def add_fields(_: object, __: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return {**always, **line}
+
     shared: list[structlog.typing.Processor] = [
+        add_fields,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

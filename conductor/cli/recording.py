@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from conductor.config import ConfigError, SchedulingConfig
+from conductor.config import SchedulingConfig
+from conductor.configuration_faults import ConfigError
 from conductor.journal import RecordedPolicy
 from conductor.journal_writer import JournalWriter
 from conductor.recorded_scheduler import RecordedScheduler, make_header

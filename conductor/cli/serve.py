@@ -9,10 +9,10 @@ import json
 import os
 import secrets
 import signal
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,21 +27,23 @@ from cache_index import Holder, LoadStat, SglangLoadFeeds, Tier
 from conductor.admission_metrics import AdmissionCollector
 from conductor.cache_lookup import make_lookup_router
 from conductor.cache_rest import make_cache_router
-from conductor.cli.access import make_key_ring, make_rest_ring
+from conductor.cli.access import make_rest_ring
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
-from conductor.cli.front_door_options import cors_policy, engine_context, reload_certificate, server_tls
+from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
 from conductor.cli.recording import scheduler_kind, start_recording
+from conductor.cli.router_services import make_services, tokenizer_folders
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
+from conductor.cli.worker_front import WorkerFront
 from conductor.cluster import Cluster
-from conductor.config import Config, ConfigError, InstanceConfig, SharedPoolConfig, load_config
+from conductor.config import Config, InstanceConfig, SharedPoolConfig, load_config
+from conductor.configuration_faults import ConfigError
 from conductor.configured_admission import make_dispatcher, make_gate
 from conductor.discovery import EventEndpoints, reported_load
-from conductor.dispatcher import Dispatcher
 from conductor.engine_caches import EngineCaches
 from conductor.index_metrics import IndexCollector
 from conductor.membership import Membership, endpoints_of, instance_of
@@ -55,17 +57,7 @@ from conductor.rehearsal import rehearse
 from conductor.rest import Reservations, make_rest_router
 from conductor.scheduler import Scheduler, SuspensionPolicy
 from conductor.shared_pools import SharedPool
-from router import (
-    EngineTokenizer,
-    FrontDoorServer,
-    PromptTokenizer,
-    RouterMetrics,
-    RouterServices,
-    RouterSettings,
-    TokenService,
-    create_app,
-)
-from simulator.emulator.tokens import TOKENIZER_FOLDER
+from router import FrontDoorServer, create_app
 
 _log = structlog.get_logger(__name__)
 
@@ -84,6 +76,9 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on (default 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (default 8000).")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Router processes on that port (default 1: everything in one process).")
+    ] = None,
     policy: Annotated[str | None, typer.Option(help="Placement policy (default slo).")] = None,
     record: Annotated[
         Path | None, typer.Option(help="Record every decision here, for conductor replay --decisions.")
@@ -103,11 +98,13 @@ def serve(
 
       conductor serve --config cluster.yaml     real vLLM engines
 
+      conductor serve -c cluster.yaml --workers 4    four router processes on the port, one scheduler
+
     GET /health answers 200 once requests can be served. Ctrl-C finishes the streams under way and stops
     everything that was started.
     """
     flags = {
-        "server": _given(host=host, port=port),
+        "server": _given(host=host, port=port, workers=workers),
         "scheduling": _given(policy=policy, record=record),
         "emulation": _given(cluster=emulate, speed=emulate_speed),
         "log": _given(level=log_level),
@@ -118,7 +115,7 @@ def serve(
             "nothing to route to: start an emulated cluster with --emulate 2p2d, "
             "or list engines under 'instances' in a file given with --config"
         )
-    configure_logs(config.log)
+    configure_logs(config.log.level, config.log.format)
     raise_file_limit()
     rehearse()
     uvloop.run(_serve(config))
@@ -172,11 +169,18 @@ async def _serve(config: Config) -> None:
 
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=to_engines))
         dispatcher = make_dispatcher(config.scheduling.admission, scheduler)
-        services = _make_services(config, scheduler, dispatcher, client, clock, emulated, to_engines)
-        services.tracing = start_tracing(config.tracing, os.environ, services.metrics.registry, stack)
-        services.metrics.registry.register(AdmissionCollector(scheduler.gate, dispatcher))
-        services.metrics.registry.register(ClusterCollector(scheduler, clock))
-        services.metrics.registry.register(PlacementCollector(scheduler, clock, reservations, journal))
+        tokenizers = tokenizer_folders(config, emulated)
+        services = make_services(config, scheduler, dispatcher, client, clock, tokenizers, to_engines)
+        workers = None
+        if config.server.workers > 1:
+            workers = WorkerFront(config, services, tokenizers)
+            stack.callback(workers.remove_folder)
+        else:
+            services.tracing = start_tracing(config.tracing, os.environ, services.metrics.registry, stack)
+        registry = services.metrics.registry if workers is None else workers.registry
+        registry.register(AdmissionCollector(scheduler.gate, dispatcher))
+        registry.register(ClusterCollector(scheduler, clock))
+        registry.register(PlacementCollector(scheduler, clock, reservations, journal))
         rest = make_rest_router(
             scheduler,
             clock,
@@ -184,7 +188,7 @@ async def _serve(config: Config) -> None:
             membership=membership,
             tokenize=PlacementTokens(services.tokens),
         )
-        services.metrics.registry.register(IndexCollector(index, feeds, snapshots))
+        registry.register(IndexCollector(index, feeds, snapshots))
         app = create_app(
             services,
             keys=make_rest_ring(config, os.environ),
@@ -194,10 +198,11 @@ async def _serve(config: Config) -> None:
                 make_cache_router(index, feeds),
                 make_lookup_router(index, feeds.prompts, engine_caches),
             ],
+            exposition=None if workers is None else workers.exposition,
         )
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
-        server = FrontDoorServer(
+        server = workers or FrontDoorServer(
             app,
             services,
             host=config.server.host,
@@ -205,9 +210,10 @@ async def _serve(config: Config) -> None:
             tls=None if tls is None else tls.context,
         )
         if tls is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_certificate, tls)
+            renewed = partial(reload_certificate, tls) if workers is None else workers.reload_certificate
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renewed)
         try:
-            await server.start()
+            await (server.start(app) if isinstance(server, WorkerFront) else server.start())
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {config.server.host}:{config.server.port} ({error.strerror}); "
@@ -245,7 +251,7 @@ async def _serve(config: Config) -> None:
             tls=to_engines,
             endpoint_overrides=_endpoint_overrides(membership.configs()),
             on_up=engine_caches.up,
-            on_down=services.instance_lost,
+            on_down=services.instance_lost if workers is None else workers.instance_lost,
             on_left=engine_caches.left,
             follow_load=loads.follow,
             unfollow_load=loads.unfollow,
@@ -255,11 +261,11 @@ async def _serve(config: Config) -> None:
         stack.push_async_callback(monitor.close)
         stack.push_async_callback(server.stop)
         console = Console(stderr=True)
-        await _wait_until_ready(console, scheduler, stop, clock)
+        await _wait_until_ready(console, scheduler, workers, stop, clock)
         gc.collect()
         gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         if not stop.is_set():
-            _announce(console, scheduler, server.url)
+            _announce(console, scheduler, server.url, config.server.workers)
         await stop.wait()
         console.print("stopping; streams under way may finish")
 
@@ -291,59 +297,6 @@ def _pool_of(config: SharedPoolConfig) -> SharedPool:
     return SharedPool(Holder(config.id), Tier[config.tier.upper()], members)
 
 
-def _make_services(
-    config: Config,
-    scheduler: Scheduler,
-    dispatcher: Dispatcher,
-    client: httpx.AsyncClient,
-    clock: Callable[[], float],
-    emulated: EmulatedCluster | None,
-    to_engines: ssl.SSLContext,
-) -> RouterServices:
-    folders = {model.name: model.tokenizer for model in config.models if model.tokenizer is not None}
-    if emulated is not None:
-        folders.setdefault(config.emulation.model, TOKENIZER_FOLDER)
-    tokenizers = {}
-    for name, folder in folders.items():
-        try:
-            tokenizers[name] = PromptTokenizer.from_folder(
-                folder, cache_bytes=config.routing.token_cache_bytes
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"models: the tokenizer of {name!r} cannot be loaded: {error}") from None
-    for model in config.models:
-        for alias in model.aliases:
-            if model.name in tokenizers:
-                tokenizers[alias] = tokenizers[model.name]
-
-    def engine_for(model: str) -> str | None:
-        """Any instance that can tokenize for this model."""
-        name = scheduler.aliases.get(model, model)
-        now_s = clock()
-        return next((i.url for i in scheduler.cluster if i.serves(name) and i.is_candidate(now_s)), None)
-
-    metrics = RouterMetrics()
-    return RouterServices(
-        scheduler,
-        dispatch=dispatcher,
-        settings=RouterSettings(
-            max_body_bytes=config.server.max_body_bytes,
-            max_attempts=config.routing.max_attempts,
-            connect_timeout_s=config.routing.connect_timeout_s,
-            prefill_timeout_s=config.routing.prefill_timeout_s,
-            first_byte_timeout_s=config.routing.first_byte_timeout_s,
-            shutdown_timeout_s=int(config.server.shutdown_grace_s),
-            log_requests=config.log.level in ("debug", "info"),
-        ),
-        tokens=TokenService(tokenizers, engine=EngineTokenizer(client, engine_for), metrics=metrics),
-        metrics=metrics,
-        keys=make_key_ring(config, os.environ),
-        cors=cors_policy(config.server.cors),
-        engine_tls=to_engines,
-        clock=clock,
-    )
-
-
 def _endpoint_overrides(instances: list[InstanceConfig]) -> dict[str, dict[int, EventEndpoints]]:
     return {
         instance.id: endpoints for instance in instances if (endpoints := endpoints_of(instance)) is not None
@@ -351,14 +304,18 @@ def _endpoint_overrides(instances: list[InstanceConfig]) -> dict[str, dict[int, 
 
 
 async def _wait_until_ready(
-    console: Console, scheduler: Scheduler, stop: asyncio.Event, clock: Callable[[], float]
+    console: Console,
+    scheduler: Scheduler,
+    workers: WorkerFront | None,
+    stop: asyncio.Event,
+    clock: Callable[[], float],
 ) -> None:
     """Wait until requests can be served, and a little longer for every engine to be up."""
     started_s = clock()
     with console.status("waiting for the engines"):
         while not stop.is_set():
             now_s = clock()
-            missing = scheduler.why_not_ready(now_s)
+            missing = scheduler.why_not_ready(now_s) or (workers and workers.why_not_ready())
             all_up = all(instance.is_candidate(now_s) for instance in scheduler.cluster)
             if missing is None and (all_up or now_s > started_s + _REST_WITHIN_S):
                 return
@@ -368,7 +325,7 @@ async def _wait_until_ready(
             await asyncio.sleep(0.05)
 
 
-def _announce(console: Console, scheduler: Scheduler, url: str) -> None:
+def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) -> None:
     table = Table(title="Conductor is ready")
     for heading in ("instance", "role", "url", "health", "KV blocks", "events"):
         table.add_column(heading, no_wrap=True)
@@ -387,7 +344,7 @@ def _announce(console: Console, scheduler: Scheduler, url: str) -> None:
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": scheduler.models()[0].model, "messages": [message]})
     for line in (
-        f"front door    {url}/v1",
+        f"front door    {url}/v1" + (f"  ({workers} router processes)" if workers > 1 else ""),
         f"why           {url}/v1/placements",
         f"API, metrics  {url}/docs  {url}/metrics",
         f"try           curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",

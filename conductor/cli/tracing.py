@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import structlog
 from prometheus_client import CollectorRegistry
 
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from conductor.front_door_config import TracingConfig
 from router.request_trace import Tracing
 

@@ -20,8 +20,8 @@ from cache_index import Tier
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.catalogue.profile_file import read_instance_class
 from conductor.cluster_shape import read_cluster_shape
-from conductor.config import AdmissionConfig, ConfigError, ObjectivesConfig, Positive
-from conductor.configuration_faults import did_you_mean, explain
+from conductor.config import AdmissionConfig, ObjectivesConfig, Positive
+from conductor.configuration_faults import ConfigError, did_you_mean, explain
 from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed, Topology
 from conductor.placement import Objectives, Role
 from conductor.policies import make_policy

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conductor.cluster_shape import read_cluster_shape
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from conductor.placement import Role
 from simulator.cluster.cluster_file import (
     DEFAULT_CLASS,

@@ -10,8 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from conductor.catalogue import MODELS, KvPrecision
-from conductor.config import ConfigError, Positive
-from conductor.configuration_faults import did_you_mean, explain
+from conductor.config import Positive
+from conductor.configuration_faults import ConfigError, did_you_mean, explain
 from conductor.policies import POLICIES
 from simulator.experiments.clusters import Setting
 from simulator.experiments.figures import FIGURES, OF_BOUNDS, USUAL

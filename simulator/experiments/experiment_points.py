@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from conductor.config import ConfigError
-from conductor.configuration_faults import did_you_mean
+from conductor.configuration_faults import ConfigError, did_you_mean
 from simulator.experiments.clusters import find_cluster
 from simulator.experiments.experiment_file import Experiment, WorkloadSection
 from simulator.experiments.grid import NamedCluster, all_points

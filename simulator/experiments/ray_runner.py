@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from simulator.experiments.point import Figures, Point
 from simulator.experiments.runs import Runner, run_point
 from simulator.experiments.workload import Workload, records_once

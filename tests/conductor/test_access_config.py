@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from conductor.cli import app
 from conductor.cli.access import make_key_ring, make_rest_ring
-from conductor.config import Config, ConfigError, load_config
+from conductor.config import Config, load_config
+from conductor.configuration_faults import ConfigError
 from router import RequestError
 
 SECRET = "sk-very-secret"

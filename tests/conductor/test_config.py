@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from conductor.config import Config, ConfigError, load_config
+from conductor.config import Config, load_config
+from conductor.configuration_faults import ConfigError
 from conductor.placement import Role
 
 EXAMPLE = """

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from conductor.cli.front_door_options import cors_policy
 from conductor.cli.tracing import start_tracing
-from conductor.config import Config, ConfigError, load_config
+from conductor.config import Config, load_config
+from conductor.configuration_faults import ConfigError
 from router import CorsPolicy
 
 

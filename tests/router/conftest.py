@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import orjson
 import pytest
 from fastapi import APIRouter
 from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
 
 from conductor.placement import (
     InstanceFailure,
@@ -30,6 +32,9 @@ from conductor.placement import (
     Usage,
 )
 from router import CorsPolicy, FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
+from router.workers.client import connect
+from router.workers.desk import PlacementDesk
+from router.workers.messages import Setup
 
 MODEL = "test/model"
 ANSWER = {
@@ -254,6 +259,7 @@ class FrontDoor:
     services: RouterServices
     placements: Placements
     client: httpx.AsyncClient
+    registries: list[CollectorRegistry]
 
     @property
     def port(self) -> int:
@@ -267,7 +273,7 @@ class FrontDoor:
         return Connection(reader, writer)
 
     def sample(self, name: str, **labels: str) -> float:
-        return self.services.metrics.registry.get_sample_value(name, labels) or 0.0
+        return sum(registry.get_sample_value(name, labels) or 0.0 for registry in self.registries)
 
 
 @dataclass
@@ -337,7 +343,10 @@ class Cluster:
     wait_until = staticmethod(wait_until)
     unused_port = staticmethod(unused_port)
 
-    def __init__(self, stack: AsyncExitStack) -> None:
+    def __init__(self, stack: AsyncExitStack, folder: Path | None = None) -> None:
+        """With a ``folder`` front doors are those of workers, which ask for placements over a Unix socket there."""
+        self.over_a_socket = folder is not None
+        self._folder = folder
         self._stack = stack
 
     async def engine(
@@ -378,18 +387,50 @@ class Cluster:
             clock=clock,
         )
         app = create_app(services, not_ready_reason=not_ready_reason, routers=routers)
+        registries = [services.metrics.registry]
+        if self.over_a_socket:
+            services = await self._behind_a_desk(services)
+            registries.append(services.metrics.registry)
         server = FrontDoorServer(app, services, port=0, tls=tls)
         await server.start()
         self._stack.push_async_callback(server.stop)
         client = httpx.AsyncClient(base_url=server.url, timeout=20, trust_env=False, verify=verify)
         await self._stack.enter_async_context(client)
-        return FrontDoor(server, services, placements, client)
+        return FrontDoor(server, services, placements, client, registries)
+
+    async def _behind_a_desk(self, inner: RouterServices) -> RouterServices:
+        """Services of a worker, whose placements are the inner services'."""
+        assert self._folder is not None
+        path = self._folder / f"{id(inner):x}.sock"
+        setup = Setup(inner.settings, {}, 0, None if inner.keys is None else list(inner.keys.keys), "", "{}")
+        desk = PlacementDesk(inner, setup)
+        await desk.start(path)
+        self._stack.callback(desk.close)
+        client = await connect(str(path), 0, 1)
+        told = await client.welcomed
+        keys = None if told.keys is None else KeyRing(told.keys, client.make_account)
+        services = RouterServices(
+            client, dispatch=client, settings=told.settings, tokens=inner.tokens, keys=keys, clock=inner.clock
+        )
+        client.serve(services, tuple)
+        client.ready()
+        self._stack.push_async_callback(client.close)
+        return services
+
+
+ALSO_OVER_A_SOCKET = ("test_api_keys", "test_failures")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A worker's front door behaves as one that has its scheduler with it."""
+    if "cluster" in metafunc.fixturenames and metafunc.module.__name__.endswith(ALSO_OVER_A_SOCKET):
+        metafunc.parametrize("cluster", ["here", "socket"], indirect=True)
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
-        yield Cluster(stack)
+        yield Cluster(stack, tmp_path if getattr(request, "param", "here") == "socket" else None)
 
 
 @pytest.fixture

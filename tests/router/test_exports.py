@@ -39,5 +39,11 @@ def test_exported_names() -> None:
 
 def test_router_workers_stay_light() -> None:
     heavy = "{'numba', 'llvmlite', 'cache_index', 'simulator', 'ortools'} & set(sys.modules)"
-    program = f"import sys, router; sys.exit(str({heavy}) if {heavy} else 0)"
+    for what in ("from router import *", "import conductor.cli.worker"):
+        program = f"import sys\n{what}\nsys.exit(str({heavy}) if {heavy} else 0)"
+        subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_workers_do_without_the_rest_api() -> None:
+    program = "import sys, conductor.cli.worker; sys.exit(int('fastapi' in sys.modules))"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -11,7 +11,7 @@ import openai
 import orjson
 import pytest
 
-from conductor.placement import FailureKind, Target
+from conductor.placement import FailureKind, RejectedError, Target
 from router import TokenService
 
 
@@ -422,3 +422,46 @@ async def test_template_that_fails_in_an_unforeseen_way_degrades(cluster: Any) -
     door = await cluster.door([await cluster.engine()], tokens=TokenService({"*": Broken()}))  # type: ignore[dict-item]
     assert (await door.chat()).status_code == 200
     assert (await door.chat(messages=[{"role": "user", "content": "x" * 10_000}])).status_code == 200
+
+
+async def test_a_decode_that_is_not_admitted_is_turned_away(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(request: Any, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    decode = await cluster.engine("d", hang)
+    door = await cluster.door([await cluster.engine("p")], [decode])
+
+    def refuse(placement_id: str, now_s: float) -> None:
+        door.placements.calls.append(("cancelled", placement_id))  # the scheduler has ended it
+        raise RejectedError("decode is full", "decode", 2.5)
+
+    monkeypatch.setattr(door.placements, "prefill_finished", refuse)
+    answer = await door.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded_decode")
+    assert answer.headers["retry-after"] == "3"
+    await cluster.wait_until(lambda: decode.open_connections == 0)
+    assert door.placements.open_placements == 0
+    assert (await door.client.get("/health")).status_code == 200
+
+
+async def test_a_response_that_has_begun_is_not_turned_away(cluster: Any) -> None:
+    go = asyncio.Event()
+
+    async def slow(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.STREAM_HEAD + cluster.chunk(cluster.event("a")))
+        await go.wait()
+        writer.write(cluster.chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    door = await cluster.door([await cluster.engine("e", slow)])
+    async with door.client.stream(
+        "POST", "/v1/chat/completions", json=cluster.chat_document(stream=True)
+    ) as answer:
+        received = answer.aiter_text()
+        assert "a" in await anext(received)
+        door.services.placement_revoked("p-1", RejectedError("late", "decode", 1.0))
+        go.set()
+        assert "[DONE]" in "".join([text async for text in received])
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
+    assert len(door.placements.named("finished")) == 1

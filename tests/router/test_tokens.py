@@ -286,8 +286,12 @@ async def test_engine_tokenizes_where_no_tokenizer_is_given(cluster: Any) -> Non
 
     engine = await cluster.engine(respond=respond)
     urls: list[str | None] = [engine.target.url, None, f"http://127.0.0.1:{cluster.unused_port()}"]
+
+    async def first_url(model: str) -> str | None:
+        return urls[0]
+
     async with httpx.AsyncClient(trust_env=False) as client:
-        service = TokenService(engine=EngineTokenizer(client, lambda model: urls[0]))
+        service = TokenService(engine=EngineTokenizer(client, first_url))
         door = await cluster.door([engine], tokens=service)
         assert (await door.chat(tools=[], seed=1)).status_code == 200
         asked = door.placements.asked[0]
@@ -312,10 +316,14 @@ async def test_image_is_left_to_the_engine(cluster: Any, folder: Path) -> None:
             await engine.answer(request, writer)
 
     engine = await cluster.engine(respond=respond)
+
+    async def url(model: str) -> str:
+        return str(engine.target.url)
+
     async with httpx.AsyncClient(trust_env=False) as client:
         tokens = TokenService(
             {"*": PromptTokenizer.from_folder(folder)},
-            engine=EngineTokenizer(client, lambda model: str(engine.target.url)),
+            engine=EngineTokenizer(client, url),
         )
         door = await cluster.door([engine], tokens=tokens)
         image = [{"type": "image_url", "image_url": {"url": "data:,"}}]

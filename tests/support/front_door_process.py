@@ -81,12 +81,25 @@ class FrontDoor:
 
     def engine_pids(self) -> dict[str, int]:
         """Emulated engines by instance, from their command lines."""
+        return self._children_by("--instance-id")
+
+    def worker_pids(self) -> dict[str, int]:
+        """Router workers by number, from their command lines."""
+        return self._children_by("--number")
+
+    def _children_by(self, option: str) -> dict[str, int]:
         pids = {}
         for pid in children(self.process.pid):
             arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            if "--instance-id" in arguments:
-                pids[arguments[arguments.index("--instance-id") + 1]] = pid
+            if option in arguments:
+                pids[arguments[arguments.index(option) + 1]] = pid
         return pids
+
+    def samples(self) -> dict[str, float]:
+        """GET /metrics on a connection of its own: values by name and labels, as they are written there."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60, trust_env=False).text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
 
     def wait_until(self, condition, what: str, within_s: float = 20.0) -> None:
         deadline_s = time.monotonic() + within_s

@@ -12,7 +12,7 @@ import yaml
 from cache_index import Tier
 from conductor.catalogue import INSTANCE_CLASSES, LLAMA_8B_H100
 from conductor.catalogue.profile_file import write_instance_class
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from conductor.costs import DEFAULT_LINKS, Distance, Speed
 from conductor.placement import Objectives, Role
 from simulator.cluster import Outage, PoolSpec, uniform

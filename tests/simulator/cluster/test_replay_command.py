@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from conductor.cli.replay import replay as command
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from simulator.workloads import generate, mooncake_line
 
 app = typer.Typer()

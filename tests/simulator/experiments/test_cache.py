@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from simulated_points import small_trace
 
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from simulator.experiments.cache import cache_rows
 from simulator.experiments.experiment_file import Experiment
 from simulator.experiments.workload import Workload, read_records

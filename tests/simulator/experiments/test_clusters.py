@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cache_index import Tier
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from conductor.placement import Role
 from simulator.experiments.clusters import ClusterSource, find_cluster, shipped_clusters
 

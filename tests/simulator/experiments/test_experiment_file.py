@@ -10,7 +10,7 @@ import yaml
 from simulated_points import small_trace
 
 from cache_index import Tier
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from conductor.policies import POLICIES
 from simulator.experiments.experiment_file import (
     Experiment,

@@ -8,7 +8,7 @@ import sys
 import pytest
 from simulated_points import small_points
 
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 from simulator.experiments.ray_runner import on_ray
 from simulator.experiments.runs import in_this_process, run_points
 

@@ -17,7 +17,7 @@ from simulated_points import small_trace
 from typer.testing import CliRunner, Result
 
 from conductor.cli.sweep import sweep as command
-from conductor.config import ConfigError
+from conductor.configuration_faults import ConfigError
 
 app = typer.Typer()
 app.command()(command)

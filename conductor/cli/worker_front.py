@@ -1,0 +1,161 @@
+"""The front door as several processes on one port; this process keeps what they share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, generate_latest
+
+from conductor.cli.worker_processes import WorkerProcesses
+from conductor.config import Config
+from conductor.front_door_config import FrontDoorConfig
+from router.server import BACKLOG, PlainServer, listen
+from router.services import RouterServices
+from router.workers.desk import PlacementDesk
+from router.workers.messages import Setup
+from router.workers.metric_sums import SummedMetrics
+
+_COLLECT_EVERY_S = 1.0
+_COLLECT_WITHIN_S = 1.0
+
+
+class WorkerFront:
+    """Workers accept requests and ask the desk for placements; the REST API is served to them, and through them.
+
+    Each worker has a listening socket of its own on the one port (SO_REUSEPORT), between which the kernel divides
+    connections. All of them are opened, and kept open, here: a connection that a dead worker had not accepted
+    waits for the worker's next process.
+    """
+
+    def __init__(self, config: Config, services: RouterServices, tokenizers: Mapping[str, str]) -> None:
+        self.registry = CollectorRegistry()  # of what is shown for all processes together
+        self._config = config
+        self._folder = Path(tempfile.mkdtemp(prefix="conductor-"))
+        self._rest_path = self._folder / "rest"
+        setup = Setup(
+            services.settings,
+            dict(tokenizers),
+            config.routing.token_cache_bytes,
+            None if services.keys is None else list(services.keys.keys),
+            str(self._rest_path),
+            FrontDoorConfig(
+                cors=config.server.cors,
+                tls=config.server.tls,
+                engine_tls=config.routing.engine_tls,
+                tracing=config.tracing,
+            ).model_dump_json(),
+        )
+        self._desk = PlacementDesk(services, setup)
+        self._sums = SummedMetrics(
+            services.metrics.registry,
+            lambda: {} if self._processes is None else self._processes.starts,
+            lambda: self._desk.ready_workers(),
+        )
+        self._desk.on_samples = self._sums.report
+        self._desk.on_gone = self._sums.gone
+        self.registry.register(self._sums)
+        self._listening: list[socket.socket] = []
+        self._processes: WorkerProcesses | None = None
+        self._rest: PlainServer | None = None
+        self._rest_task: asyncio.Task[None] | None = None
+        self._collecting: asyncio.Task[None] | None = None
+        self._port = config.server.port
+
+    @property
+    def url(self) -> str:
+        server = self._config.server
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        return f"{'http' if server.tls is None else 'https'}://{host}:{self._port}"
+
+    async def exposition(self) -> bytes:
+        """The metrics of all processes, as they are now."""
+        await self._desk.collect(_COLLECT_WITHIN_S)
+        return generate_latest(self.registry)
+
+    def instance_lost(self, instance_id: str, reason: str) -> None:
+        self._desk.instance_lost(instance_id, reason)
+
+    def reload_certificate(self) -> None:
+        """Every worker reads the certificate again."""
+        if self._processes is not None:
+            self._processes.signal(signal.SIGHUP)
+
+    async def start(self, app: FastAPI) -> None:
+        """Listen, and start the workers. Raises OSError when the address cannot be bound."""
+        server = self._config.server
+        self._listening = _listen_together(server.host, server.port, server.workers)
+        self._port = self._listening[0].getsockname()[1]
+        await self._desk.start(self._folder / "placements")
+        await self._serve_rest(app)
+        self._processes = WorkerProcesses(
+            self._listening, self._folder / "placements", self._config.log.level, self._config.log.format
+        )
+        await self._processes.start()
+        self._collecting = asyncio.create_task(self._desk.collect_forever(_COLLECT_EVERY_S))
+
+    def why_not_ready(self) -> str | None:
+        """None when every worker accepts requests."""
+        missing = self._config.server.workers - len(self._desk.ready_workers())
+        return f"{missing} of {self._config.server.workers} router workers are starting" if missing else None
+
+    async def stop(self) -> None:
+        """Let the workers finish their streams until the deadline, then end them."""
+        for each in self._listening:
+            each.close()
+        if self._processes is not None:
+            await self._processes.stop(self._config.server.shutdown_grace_s)
+        if self._collecting is not None:
+            self._collecting.cancel()
+        self._desk.close()
+        if self._rest is not None and self._rest_task is not None:
+            self._rest.should_exit = True
+            await self._rest_task
+
+    def remove_folder(self) -> None:
+        """Where the sockets were."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _serve_rest(self, app: FastAPI) -> None:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listening.bind(str(self._rest_path))
+        finally:
+            os.umask(before)
+        listening.setblocking(False)
+        self._rest = PlainServer(
+            uvicorn.Config(
+                app, ws="none", loop="none", log_config=None, access_log=False, server_header=False,
+                date_header=False, backlog=BACKLOG, timeout_graceful_shutdown=1,
+            )
+        )  # fmt: skip
+        self._rest_task = asyncio.create_task(self._rest.serve(sockets=[listening]))
+        while not self._rest.started and not self._rest_task.done():
+            await asyncio.sleep(0.005)
+        if self._rest_task.done():
+            await self._rest_task
+
+
+def _listen_together(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many sockets on one port. Raises OSError when anybody else has it, sharing or not."""
+    if port:
+        listen(host, port).close()
+    with ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        for _ in range(count):
+            each = opened.enter_context(listen(host, port, reuse_port=True))
+            each.listen(BACKLOG)
+            port = each.getsockname()[1]
+            sockets.append(each)
+        opened.pop_all()
+        return sockets
