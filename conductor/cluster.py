@@ -166,14 +166,19 @@ class RankState:
 
     def write(self, loads: Floats) -> None:
         """Write the books into this rank's row of the load table."""
-        head = next(iter(self.prefills.values()), None)
+        head_s = rest_s = 0.0
+        observed = False
+        if self.prefills:
+            head = next(iter(self.prefills.values()))
+            head_s, observed = head.predicted_s, head.observed
+            rest_s = self.pending_s - head_s
         _pack_books(
             loads,
             self.row * _ROW_BYTES,
             self.head_since_s,
-            head.predicted_s if head is not None else 0.0,
-            head is not None and head.observed,
-            self.pending_s - head.predicted_s if head is not None else 0.0,
+            head_s,
+            observed,
+            rest_s,
             len(self.prefills),
             self.pending_tokens,
             len(self.decodes),

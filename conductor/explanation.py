@@ -76,13 +76,12 @@ class RecordLog:
     def add(self, record: PlacementRecord) -> list[Estimates]:
         """Returns the candidates of the records that left."""
         assert record.candidates is not None
-        self._records[record.placement.placement_id] = record
+        records = self._records
+        records[record.placement.placement_id] = record
         self._candidates += len(record.candidates.held)
         left: list[Estimates] = []
-        while len(self._records) > 1 and (
-            len(self._records) > self._capacity or self._candidates > self.MAX_CANDIDATES
-        ):
-            _, oldest = self._records.popitem(last=False)
+        while (len(records) > self._capacity or self._candidates > self.MAX_CANDIDATES) and len(records) > 1:
+            _, oldest = records.popitem(last=False)
             assert oldest.candidates is not None
             self._candidates -= len(oldest.candidates.held)
             left.append(oldest.candidates)

@@ -103,7 +103,7 @@ def predict(
     return mean, min(_BEFORE[place] + into * (_LAST[place] - _BEFORE[place]), limit), seen
 
 
-predict = cached_njit(predict, _DIRECTORY)
+predict = cached_njit(predict, _DIRECTORY, nogil=False)
 
 
 def observe(
@@ -140,4 +140,4 @@ def observe(
         totals[row, SEEN] += 1.0
 
 
-observe = cached_njit(observe, _DIRECTORY)
+observe = cached_njit(observe, _DIRECTORY, nogil=False)

@@ -157,4 +157,4 @@ def _expose(
     load[t.HARM : t.REPORTED_RUNNING] = harm
 
 
-_expose = cached_njit(_expose, _DIRECTORY)
+_expose = cached_njit(_expose, _DIRECTORY, nogil=False)

@@ -58,7 +58,7 @@ PLAN_ROWS: Final = 4
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
-    return cached_njit(function, _DIRECTORY)
+    return cached_njit(function, _DIRECTORY, nogil=False)
 
 
 @_kernel

@@ -151,4 +151,4 @@ def choose(
     return best_prefill, best_decode, plans[k.PLAN_PEER, best_prefill] if best_prefill >= 0 else -1
 
 
-choose = cached_njit(choose, _DIRECTORY)
+choose = cached_njit(choose, _DIRECTORY, nogil=False)

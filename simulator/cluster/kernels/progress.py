@@ -79,7 +79,7 @@ def new_work(state, number, leg, engine, prompt_tokens, output_tokens, first_has
     return work
 
 
-@KERNELS.kernel(*(11 * [_INT]))
+@KERNELS.kernel(*(11 * [_INT]), nogil=False)
 def submit(
     state,
     number,
@@ -124,7 +124,7 @@ def hand_on(state, prefill):
         want_kv(state, decode)
 
 
-@KERNELS.kernel(_INT, _SECONDS, _SECONDS)
+@KERNELS.kernel(_INT, _SECONDS, _SECONDS, nogil=False)
 def advance(state, now_s, until_s):
     """Let time go on from ``now_s`` until something is to be told, or ``until_s``; returns when that is.
 

@@ -30,7 +30,7 @@ from simulator.cluster.kernels.layout import (
 _INT, _SECONDS = types.int64, types.float64
 
 
-@KERNELS.kernel(_INT, types.int64[:, ::1], types.uint64[::1])
+@KERNELS.kernel(_INT, types.int64[:, ::1], types.uint64[::1], nogil=False)
 def drain(state, changes, removed):
     """Write what stores have to tell into ``changes``, rows of (store, stored, start, stop, first).
 
@@ -67,7 +67,7 @@ def drain(state, changes, removed):
     return rows
 
 
-@KERNELS.kernel(_INT, _SECONDS, types.float64[:, ::1])
+@KERNELS.kernel(_INT, _SECONDS, types.float64[:, ::1], nogil=False)
 def read_gauges(state, now_s, gauges):
     """Write [engine, (running, waiting, tokens taken)] as of now, within runs too."""
     for engine in range(a.engines(state).shape[0]):
