@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,14 +45,12 @@ class AssumedCache:
         """A prompt goes to ``owner`` to be prefilled; what is sent there counts as cached."""
         request, holder = record.request, record.prefill.holder
         if (
-            holder not in self._residency.predicted
+            not self._residency.is_predicted(holder)
             or not len(request.tokens)
             or (size := owner.block_size) is None
         ):
             return
-        namespace = cache_namespace(owner, record.placement.model, size)
-        if request.cache_tenant != namespace.tenant:
-            namespace = replace(namespace, tenant=request.cache_tenant)
+        namespace = cache_namespace(owner, record.placement.model, size, request.cache_tenant)
         hashes = sequence_hashes(request.tokens, namespace.block_size, cache_salt=request.cache_salt)
         last_used_s = self._residency.last_used_s(holder, namespace, hashes)
         self._residency.assume(holder, namespace, hashes, now_s)

@@ -22,6 +22,7 @@ from cache_index import CacheIndex, Namespace, PromptMatcher, Tier
 from cache_index.hashing import Tokens
 from cache_index.lmcache_directory import is_lmcache
 from cache_index.prompt_match import Levels
+from conductor.rest import answers
 
 DEFAULT_TENANT = "default"
 _COUNTED = [Tier.DEVICE, Tier.HOST, len(Tier) - 1]
@@ -157,7 +158,8 @@ def documented(kind: type[LookupQuery]) -> dict[str, Any]:
     return {
         "openapi_extra": {
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
-        }
+        },
+        "responses": answers.refusals(422),
     }
 
 

@@ -21,6 +21,7 @@ from cache_index import (
     sequence_hashes,
 )
 from cache_index.residency import HeldRange, HotPrefix
+from conductor.rest import answers
 
 _WORD = (1 << 64) - 1
 
@@ -67,7 +68,11 @@ def make_cache_router(index: CacheIndex, events: StreamBooks) -> APIRouter:
     async def streams() -> dict[str, Any]:
         return {"streams": [_stream(s) for s in events.stream_stats()]}
 
-    @router.get("/tree", summary="The cached prefixes from their roots, or below one block")
+    @router.get(
+        "/tree",
+        summary="The cached prefixes from their roots, or below one block",
+        responses=answers.refusals(404, 422),
+    )
     def tree(limit: Limit = 100, root: BlockKey | None = None) -> dict[str, Any]:
         """The blocks nearest to the roots first. `sampled` tells that the table was being moved, or that more
         than two million blocks lie at one depth below the root: then some that belong here are missing."""
@@ -85,7 +90,7 @@ def make_cache_router(index: CacheIndex, events: StreamBooks) -> APIRouter:
             "nodes": [_node(node) for node in view.nodes],
         }
 
-    @router.get("/hot", summary="Where most recent look-ups ended")
+    @router.get("/hot", summary="Where most recent look-ups ended", responses=answers.refusals(422))
     async def hot(
         limit: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 20,
     ) -> dict[str, Any]:
@@ -93,7 +98,11 @@ def make_cache_router(index: CacheIndex, events: StreamBooks) -> APIRouter:
         estimates that fade; `/v1/cache/tree?root=HASH` shows what continues a block."""
         return {"prefixes": [_hot(prefix) for prefix in index.hot_prefixes(limit=limit)]}
 
-    @router.post("/best-holder", summary="Who has most of a range of blocks without a gap")
+    @router.post(
+        "/best-holder",
+        summary="Who has most of a range of blocks without a gap",
+        responses=answers.refusals(422),
+    )
     def best_holder(query: RangeQuery) -> dict[str, Any]:
         """Tiers are cumulative: under `host`, blocks count that lie in the device or the host. A tier up to
         which nobody has the first block of the range is left out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,9 +119,15 @@ def make_roster(
     )
 
 
-def cache_namespace(owner: InstanceState, model: str, block_size: int) -> Namespace:
-    """Where an instance caches prompts of a model or LoRA adapter, for the default tenant."""
+def cache_namespace(owner: InstanceState, model: str, block_size: int, tenant: str = "default") -> Namespace:
+    """Where an instance caches a tenant's prompts of a model or LoRA adapter."""
     served = owner.served_model(model)
-    if served.parent is None:
-        return Namespace(model=served.name, block_size=block_size)
-    return Namespace(model=served.parent, block_size=block_size, lora=served.name)
+    return _namespace(served.name, served.parent, block_size, tenant)
+
+
+@lru_cache(maxsize=4_096)
+def _namespace(name: str, parent: str | None, block_size: int, tenant: str) -> Namespace:
+    """There are few, and every request asks for one."""
+    if parent is None:
+        return Namespace(name, block_size, tenant=tenant)
+    return Namespace(parent, block_size, name, tenant)

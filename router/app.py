@@ -33,6 +33,22 @@ _SUMMARIES = {
 }
 
 
+_NOT_SERVED = {
+    "description": "It is not served here.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error"],
+                "properties": {
+                    "error": {"type": "object", "required": ["message", "type", "param", "code"]},
+                },
+            }
+        }
+    },
+}
+
+
 def create_app(
     services: RouterServices,
     *,
@@ -81,7 +97,7 @@ def _openai_routes(services: RouterServices) -> APIRouter:
         cards = services.placements.models()
         return {"object": "list", "data": [entry for card in cards for entry in _model_entries(card)]}
 
-    @router.get("/models/{model:path}", summary="One model")
+    @router.get("/models/{model:path}", summary="One model", responses={404: _NOT_SERVED})
     def get_model(model: str) -> Response:
         for card in services.placements.models():
             for entry in _model_entries(card):

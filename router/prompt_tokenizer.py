@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from router.errors import TokenizationError
 from router.inference import Endpoint, InferenceRequest, first_prompt, truncated
 from router.segments import IndivisibleError, segmentation_of
 from router.token_cache import TokenCache, TokenCacheState
+
+os.environ.setdefault(
+    "TOKENIZERS_PARALLELISM", "false"
+)  # for one short text, its threads take longer than it does
 
 CACHE_BYTES = 256 * 1024 * 1024  # about 1,000 conversations of 128 KB
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -280,14 +280,18 @@ _ERRORS = {
 }
 
 
+Responses = dict[int | str, dict[str, Any]]
+
+
 def documented(answer: type[Answer], *errors: int, status: int = 200, text: str = "") -> dict[str, Any]:
     """Keyword arguments of a route: what it answers, and its error responses."""
-    responses: dict[int | str, dict[str, Any]] = {
-        status: {"model": answer, **({"description": text} if text else {})}
-    }
-    for code in errors:
-        responses[code] = {"model": ErrorAnswer, "description": _ERRORS[code]}
-    return {"responses": responses, "response_model": None, "status_code": status}
+    responses: Responses = {status: {"model": answer, **({"description": text} if text else {})}}
+    return {"responses": responses | refusals(*errors), "response_model": None, "status_code": status}
+
+
+def refusals(*errors: int) -> Responses:
+    """Error responses by status, as a route takes them."""
+    return {code: {"model": ErrorAnswer, "description": _ERRORS[code]} for code in errors}
 
 
 def json_answer(content: dict[str, Any], status: int = 200) -> Response:
