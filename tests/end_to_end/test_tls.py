@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import openai
+import pytest
 import yaml
 from certificates import Authority, Identity
 from front_door_process import conductor_command, front_door
@@ -39,11 +40,13 @@ def shown(port: int, trusted: ssl.SSLContext) -> bytes | None:
         return wrapped.getpeercert(binary_form=True)
 
 
-def test_a_client_over_https_and_a_renewed_certificate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_over_https_and_a_renewed_certificate(tmp_path: Path, workers: int) -> None:
     authority = Authority(tmp_path)
     trusted = authority.client()
     tls = as_config(authority.issue("door"))
-    file = written(tmp_path, "conductor.yaml", {"server": {"tls": tls}, "emulation": {"cluster": "2p2d"}})
+    server = {"tls": tls, "workers": workers, "cors": {"origins": "https://chat.example.com"}}
+    file = written(tmp_path, "conductor.yaml", {"server": server, "emulation": {"cluster": "2p2d"}})
     with front_door(tmp_path, "--config", file, tls=trusted) as door:
         assert door.url.startswith("https://")
         http = httpx.Client(verify=trusted, trust_env=False)
@@ -56,6 +59,12 @@ def test_a_client_over_https_and_a_renewed_certificate(tmp_path: Path) -> None:
                     max_tokens=20,
                 )
                 assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+        answer = door.http.post(
+            "/v1/completions",
+            json={"model": MODEL, "prompt": "x", "max_tokens": 2},
+            headers={"origin": "https://chat.example.com"},
+        )
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example.com"
         port = urlsplit(door.url).port
         assert port is not None
         first = shown(port, trusted)
