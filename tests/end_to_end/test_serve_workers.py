@@ -182,6 +182,20 @@ async def test_limits_of_keys_hold_over_all_workers(tmp_path: Path) -> None:
         assert "x-ratelimit-limit-requests" not in answer.headers
 
 
+def test_a_folder_that_sockets_do_not_fit_into_is_said_so(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    ended = subprocess.run(
+        conductor_command("serve", "--emulate", "1", "--workers", "2", "--port", "0"),
+        capture_output=True,
+        timeout=60,
+        text=True,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    assert ended.returncode == 2
+    assert "set TMPDIR" in ended.stderr
+
+
 def test_an_address_in_use_is_said_so(door: FrontDoor, tmp_path: Path) -> None:
     port = door.url.rsplit(":", 1)[1]
     ended = subprocess.run(
