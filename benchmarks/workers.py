@@ -376,7 +376,7 @@ def main() -> None:
     if arguments.engines:
         run_engines()
         return
-    result = run_all(2.0, 200) if arguments.quick else run_all(8.0, 1_000)
+    result = run_all(1.5, 100) if arguments.quick else run_all(8.0, 1_000)
     if arguments.json:
         print(json.dumps(result))
     else:

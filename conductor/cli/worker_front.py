@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from conductor.cli.worker_processes import WorkerProcesses
 from conductor.config import Config
+from conductor.configuration_faults import ConfigError
 from conductor.front_door_config import FrontDoorConfig
 from router.server import BACKLOG, PlainServer, listen
 from router.services import RouterServices
@@ -27,6 +28,7 @@ from router.workers.metric_sums import SummedMetrics
 
 _COLLECT_EVERY_S = 1.0
 _COLLECT_WITHIN_S = 1.0
+_LONGEST_FOLDER = 70  # Linux allows 107 characters for the path of a Unix socket
 
 
 class WorkerFront:
@@ -38,6 +40,12 @@ class WorkerFront:
     """
 
     def __init__(self, config: Config, services: RouterServices, tokenizers: Mapping[str, str]) -> None:
+        """Raises ConfigError where no Unix socket can be put into the folder for temporary files."""
+        if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+            raise ConfigError(
+                f"server.workers: the path of {tempfile.gettempdir()!r} is too long for Unix sockets in it; "
+                f"set TMPDIR to a folder of at most {_LONGEST_FOLDER} characters"
+            )
         self.registry = CollectorRegistry()  # of what is shown for all processes together
         self._config = config
         self._folder = Path(tempfile.mkdtemp(prefix="conductor-"))
@@ -63,13 +71,13 @@ class WorkerFront:
         )
         self._desk.on_samples = self._sums.report
         self._desk.on_gone = self._sums.gone
-        self.registry.register(self._sums)
         self._listening: list[socket.socket] = []
         self._processes: WorkerProcesses | None = None
         self._rest: PlainServer | None = None
         self._rest_task: asyncio.Task[None] | None = None
         self._collecting: asyncio.Task[None] | None = None
         self._port = config.server.port
+        self.registry.register(self._sums)
 
     @property
     def url(self) -> str:

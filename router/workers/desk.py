@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,8 @@ from router.workers.messages import (
 )
 
 logger = structlog.get_logger("router")
+
+_MOST_COLLECTING = 8  # questions for metrics that a worker may owe an answer to
 
 
 class PlacementDesk:
@@ -150,7 +153,7 @@ class WorkerLink(asyncio.Protocol):
         self._grants = WorkerGrants(desk.services.keys)
         self._held: dict[int, _Asked] = {}
         self._active: set[str] = set()
-        self._collecting: list[asyncio.Future[None]] = []
+        self._collecting: deque[asyncio.Future[None]] = deque()
 
     @property
     def active_placements(self) -> int:
@@ -180,9 +183,8 @@ class WorkerLink(asyncio.Protocol):
         self._held.clear()
         self._active.clear()
         self._grants.end_all(now_s)
-        for answer in self._collecting:
-            if not answer.done():
-                answer.set_result(None)
+        while self._collecting:
+            self._collecting.popleft().set_result(None)
         self._services.line.pump()
         if self.worker >= 0:
             self._desk.on_gone(self.worker)
@@ -192,7 +194,9 @@ class WorkerLink(asyncio.Protocol):
             self._transport.abort()
 
     def collect(self) -> asyncio.Future[None]:
-        """Done when the worker has answered, or is gone."""
+        """Done when the worker has answered with figures from now on, or is gone."""
+        if len(self._collecting) >= _MOST_COLLECTING:  # it does not answer at all
+            return self._collecting[-1]
         answer = self._loop.create_future()
         self._collecting.append(answer)
         self.send(Collect())
@@ -247,10 +251,8 @@ class WorkerLink(asyncio.Protocol):
                 self._report(placements.failed, message.placement_id, now_s, message.failure)
             case Samples():
                 self._desk.on_samples(self.worker, message.families)
-                answers, self._collecting = self._collecting, []
-                for answer in answers:
-                    if not answer.done():
-                        answer.set_result(None)
+                if self._collecting:  # answers come in the order of the questions
+                    self._collecting.popleft().set_result(None)
             case Hello():
                 self.worker, self.pid = message.worker, message.pid
                 self.send(Welcome(self._desk.setup))

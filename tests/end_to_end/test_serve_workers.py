@@ -104,10 +104,11 @@ def test_what_is_no_inference_is_answered_by_the_conductor(door: FrontDoor) -> N
 async def test_a_killed_worker_takes_only_its_own_streams_along(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "2", "--workers", "2") as door:
         victim = door.worker_pids()["1"]
-        streaming = asyncio.gather(*(_stream(door, number, 300) for number in range(24)))
+        streaming = asyncio.gather(*(_stream(door, number, 600) for number in range(24)))
         while (await asyncio.to_thread(door.samples))["conductor_active_placements"] < 24:
             await asyncio.sleep(0.02)
         os.kill(victim, signal.SIGKILL)
+        meanwhile = asyncio.gather(*(_stream(door, number, 4) for number in range(16)))
         while (await asyncio.to_thread(door.samples))['conductor_worker_starts_total{worker="1"}'] < 2:
             await asyncio.sleep(0.02)
         answers = await streaming
@@ -115,12 +116,13 @@ async def test_a_killed_worker_takes_only_its_own_streams_along(tmp_path: Path) 
         for process, _, whole in answers:
             outcomes[process].add(whole)
         assert sorted(map(tuple, outcomes.values())) == [(False,), (True,)], answers
+        assert {answer[1:] for answer in await meanwhile} == {(200, True)}, "connections wait for the restart"
         wait_for(lambda: door.samples()["conductor_active_placements"] == 0)
         wait_for(lambda: door.samples()['conductor_worker_up{worker="1"}'] == 1)
         assert door.worker_pids()["1"] != victim
         ended = Counter(each["outcome"] for each in door.get("/v1/placements?limit=100")["placements"])
         broken = sum(not whole for _, _, whole in answers)
-        assert ended == {"finished": 24 - broken, "cancelled": broken}
+        assert ended == {"finished": 40 - broken, "cancelled": broken}
         again = await _streams(door, 16, 4)
         assert {answer[1:] for answer in again} == {(200, True)}
         assert len({process for process, _, _ in again}) == 2
@@ -130,7 +132,7 @@ async def test_streams_finish_before_the_workers_end(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "2", "--workers", "2") as door:
         left = [door.process.pid, *children(door.process.pid)]
         assert len(left) == 5
-        streaming = asyncio.gather(*(_stream(door, number, 200) for number in range(12)))
+        streaming = asyncio.gather(*(_stream(door, number, 400) for number in range(12)))
         while (await asyncio.to_thread(door.samples))["conductor_active_placements"] < 12:
             await asyncio.sleep(0.02)
         stopping = asyncio.create_task(asyncio.to_thread(door.stop, signal.SIGTERM))
@@ -169,7 +171,7 @@ async def test_limits_of_keys_hold_over_all_workers(tmp_path: Path) -> None:
         assert Counter(status for _, status, _ in few) == {200: served, 429: 20 - served}
         assert len({process for process, status, _ in few if status == 200}) == 2
         narrow = await asyncio.gather(
-            *(_stream(door, number, 150, authorization="Bearer narrow") for number in range(16))
+            *(_stream(door, number, 400, authorization="Bearer narrow") for number in range(16))
         )
         assert Counter(status for _, status, _ in narrow) == {200: 5, 429: 11}
         assert (await _stream(door, 1, 2, authorization="Bearer narrow"))[1:] == (200, True)
@@ -180,6 +182,20 @@ async def test_limits_of_keys_hold_over_all_workers(tmp_path: Path) -> None:
         assert samples['conductor_tenant_active_requests{tenant="narrow"}'] == 0
         answer = httpx.post(f"{door.url}/v1/completions", json=_body(0, 2), headers=root, trust_env=False)
         assert "x-ratelimit-limit-requests" not in answer.headers
+
+
+def test_a_folder_that_sockets_do_not_fit_into_is_said_so(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    ended = subprocess.run(
+        conductor_command("serve", "--emulate", "1", "--workers", "2", "--port", "0"),
+        capture_output=True,
+        timeout=60,
+        text=True,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    assert ended.returncode == 2
+    assert "set TMPDIR" in ended.stderr
 
 
 def test_an_address_in_use_is_said_so(door: FrontDoor, tmp_path: Path) -> None:

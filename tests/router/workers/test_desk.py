@@ -179,6 +179,21 @@ async def test_work_that_is_no_load_is_sent_anywhere(office: Open) -> None:
     assert at.active == 0
 
 
+async def test_an_engine_to_tokenize_with_is_found(office: Open) -> None:
+    at = await office(roles="m")
+    worker = await at.worker()
+    assert await worker.client.any_url("llama") == "http://10.0.0.0:8000"
+    assert await worker.client.any_url("absent") is None
+    asking = asyncio.create_task(worker.client.any_url("llama"))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait((asking,))
+    assert len(worker.services.line) == 0, "who is cancelled waits no longer"
+    at.desk.close()
+    await worker.client.lost
+    assert await worker.client.any_url("llama") is None
+
+
 async def test_a_worker_that_dies_gives_everything_back(office: Open) -> None:
     at = await office(WaitingRoom(8), "m")
     dying, other = await at.worker(0), await at.worker(1)
