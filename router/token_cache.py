@@ -54,7 +54,7 @@ class TokenCache:
         new = sum([len(segment) for segment, known in zip(segments, found, strict=True) if known is None])
         if most_new is not None and new > most_new:
             return None
-        if new and new == len(text):
+        if 2 * new > len(text):  # then the whole is soon done
             tokens = self._encode(text)
             self._keep_run(segments, tokens)
         else:

@@ -2,6 +2,7 @@
 //
 //   client PORT BODIES CONNECTIONS SECONDS [RATE]    measure, after a third of the time unmeasured
 //   client PORT BODIES CONNECTIONS hold              open streams and hold them until stdin ends
+//                                                    (those that answered within 30 s)
 //
 // BODIES holds a JSON body a line, which are sent in turn; ``########`` in a body becomes a number that no other
 // request has. RATE (requests a second) gives each request the moment at which it is due, and its latency counts
@@ -21,6 +22,7 @@
 #include <unistd.h>
 
 #define MARK "########"
+#define OPEN_WITHIN_NS 30000000000
 enum { EVENTS_A_POLL = 512, MARK_BYTES = 8, MOST_BODIES = 1024, HEAD_ROOM = 8192, READ_BYTES = 1 << 20 };
 
 typedef enum { HEAD, BODY, CHUNK_SIZE, CHUNK, CHUNK_END, TRAILERS } state;
@@ -168,7 +170,7 @@ static void end(connection *c) {
     int64_t now = now_ns();
     if (c->status != 200) {
         if (!refused++) snprintf(first_refusal, sizeof first_refusal, "%.*s", 100, c->head);
-    } else if (c->begun_ns >= measured_from_ns && now <= ends_ns) {
+    } else if (now >= measured_from_ns && now <= ends_ns) {
         done++;
         add(&latencies, now - c->begun_ns);
         if (c->first_ns) add(&first_bytes, c->first_ns - c->begun_ns);
@@ -306,6 +308,7 @@ int main(int count, char **arguments) {
     connection_count = atoi(arguments[3]);
     holding = !strcmp(arguments[4], "hold");
     double seconds = holding ? 1e6 : atof(arguments[4]);
+    int64_t open_by_ns = now_ns() + OPEN_WITHIN_NS;
     rate = count > 5 ? atof(arguments[5]) : 0;
     due_times = malloc(DUE_ROOM * sizeof *due_times);
     poller = epoll_create1(0);
@@ -329,13 +332,13 @@ int main(int count, char **arguments) {
     if (holding) epoll_ctl(poller, EPOLL_CTL_ADD, 0, &(struct epoll_event){.events = EPOLLIN, .data.ptr = NULL});
     for (;;) {
         int64_t now = now_ns();
-        if (!told && (holding ? held == connection_count : now >= measured_from_ns)) {
+        if (!told && (holding ? held == connection_count || now >= open_by_ns : now >= measured_from_ns)) {
             told = 1;
             holding ? printf("holding %d\n", held) : puts("measuring");
             fflush(stdout);
         }
         if (now >= ends_ns) break;
-        int64_t wait_ns = (told || holding ? ends_ns : measured_from_ns) - now;
+        int64_t wait_ns = (told ? ends_ns : holding ? open_by_ns : measured_from_ns) - now;
         if (rate > 0) {
             hand_out_due(all, &next_due_ns, now);
             if (next_due_ns - now_ns() < wait_ns) wait_ns = next_due_ns - now_ns();
