@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -20,12 +21,20 @@ START_S = 20.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on; all are held open until the last one is known."""
+    """Ports that nobody listens on, nor on the next one, which a second rank takes.
+
+    They are below those that the system gives to connections, of which one may come in between.
+    """
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(found) < count:
+            port = random.randrange(12_000, 30_000)
+            pair = [stack.enter_context(socket.socket()) for _ in range(2)]
+            with contextlib.suppress(OSError):
+                pair[0].bind(("127.0.0.1", port))
+                pair[1].bind(("127.0.0.1", port + 1))
+                found.append(port)
+    return found
 
 
 @dataclass(frozen=True)
