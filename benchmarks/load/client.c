@@ -308,7 +308,6 @@ int main(int count, char **arguments) {
     connection_count = atoi(arguments[3]);
     holding = !strcmp(arguments[4], "hold");
     double seconds = holding ? 1e6 : atof(arguments[4]);
-    int64_t open_by_ns = now_ns() + OPEN_WITHIN_NS;
     rate = count > 5 ? atof(arguments[5]) : 0;
     due_times = malloc(DUE_ROOM * sizeof *due_times);
     poller = epoll_create1(0);
@@ -323,6 +322,7 @@ int main(int count, char **arguments) {
         }
     }
     started_ns = now_ns();
+    int64_t open_by_ns = started_ns + OPEN_WITHIN_NS;
     measured_from_ns = started_ns + (int64_t)(holding ? 0 : seconds / 3 * 1e9);
     ends_ns = measured_from_ns + (int64_t)(seconds * 1e9);
     for (int i = 0; rate <= 0 && !holding && i < connection_count; i++) begin(&all[i], now_ns());
