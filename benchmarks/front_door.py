@@ -24,11 +24,14 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `router` is the package, not the script here
 
 MODEL = "bench"
 EVENT = (

@@ -24,7 +24,7 @@ Each of the other routers needs a virtual environment of its own (two of them in
   for p in smg sglang-router vllm-router; do
     python -m venv /tmp/peers/$p && /tmp/peers/$p/bin/pip install $p
   done
-  python benchmarks/routers.py --peers /tmp/peers
+  python benchmarks/router.py --peers /tmp/peers
 """
 
 from __future__ import annotations
