@@ -23,13 +23,8 @@ from conductor.placement import (
     Target,
     Usage,
 )
-from router.disaggregation import (
-    HandoffError,
-    HandoffProtocol,
-    PrefillAnswer,
-    forwarded_body,
-    handoff_protocol,
-)
+from router.disaggregation import HandoffError, HandoffProtocol, PrefillAnswer, handoff_protocol
+from router.disaggregation.bodies import forwarded_body
 from router.errors import internal_error
 from router.framing import ResponseHead
 from router.heads import Headers, forwarded_fields, request_head
@@ -191,10 +186,18 @@ class Delivery:
             logger.error("hand-off impossible", instance=placement.prefill.instance_id, error=str(error))
             self._exchange.reply_error(misconfigured(placement.prefill.instance_id, str(error)))
             return
+        if not self._handoff.hands_over(request):
+            self._decode_computes(request, placement, now_s)
+            return
         body = self._handoff.prefill_body(request, placement.model)
         deadline_s = now_s + self.services.settings.prefill_timeout_s
         self._leg = PrefillLeg(self, placement.prefill, self._head(placement.prefill, body), body, deadline_s)
         self._leg.start()
+
+    def _decode_computes(self, request: InferenceRequest, placement: Placement, now_s: float) -> None:
+        """The decode instance gets the whole request: there is nothing that it could take over."""
+        self.services.metrics.handoffs_without_transfer += 1
+        self._start_decode(forwarded_body(request, placement.model), placement, now_s)
 
     def _start_decode(self, body: bytes | bytearray, placement: Placement, now_s: float) -> None:
         deadline_s = now_s + self.services.settings.first_byte_timeout_s
@@ -233,10 +236,9 @@ class Delivery:
             self.refused(error)
             return
         if answer.transfer is None:
-            self.services.metrics.handoffs_without_transfer += 1
-            decode_body: bytes | bytearray = forwarded_body(request, placement.model)
-        else:
-            decode_body = handoff.decode_body(request, placement.model, answer.transfer)
+            self._decode_computes(request, placement, now_s)
+            return
+        decode_body = handoff.decode_body(request, placement.model, answer.transfer)
         self._start_decode(decode_body, placement, now_s)
 
     def response_started(self, leg: DecodeLeg, head: ResponseHead) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conductor.placement import Usage
 from router import HandoffError, handoff_protocol
-from router.disaggregation import forwarded_body
+from router.disaggregation.bodies import forwarded_body
 from router.inference import Endpoint, parse_inference
 from router.usage import usage_from_tail
 
@@ -79,7 +79,7 @@ def test_prefill_answer_reports_the_hit() -> None:
 
 
 def test_unknown_protocol_names_the_known_ones() -> None:
-    with pytest.raises(HandoffError, match=r"'smoke-signal'; known: vllm-nixl"):
+    with pytest.raises(HandoffError, match=r"'smoke-signal'; known: trtllm, vllm-nixl"):
         handoff_protocol("smoke-signal")
 
 
