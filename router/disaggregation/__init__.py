@@ -6,13 +6,16 @@ fails is the same for all and lives in :mod:`router.delivery`.
 
 from __future__ import annotations
 
-from router.disaggregation.protocol import HandoffError, HandoffProtocol, PrefillAnswer
+from router.disaggregation.protocol import Handoff, HandoffError, HandoffProtocol, PrefillAnswer
 from router.disaggregation.trtllm import TensorRtLlm
+from router.disaggregation.vllm_mooncake import VllmMooncake
 from router.disaggregation.vllm_nixl import VllmNixl
 
-__all__ = ["PROTOCOLS", "HandoffError", "HandoffProtocol", "PrefillAnswer", "handoff_protocol"]
+__all__ = ["PROTOCOLS", "Handoff", "HandoffError", "HandoffProtocol", "PrefillAnswer", "handoff_protocol"]
 
-PROTOCOLS: dict[str, HandoffProtocol] = {protocol.name: protocol for protocol in (VllmNixl(), TensorRtLlm())}
+PROTOCOLS: dict[str, HandoffProtocol] = {
+    protocol.name: protocol for protocol in (VllmNixl(), VllmMooncake(), TensorRtLlm())
+}
 
 
 def handoff_protocol(name: str) -> HandoffProtocol:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from router.inference import Endpoint, InferenceRequest
+from router.inference import Endpoint, InferenceRequest, first_prompt
 
 _CONTRADICT_ONE_TOKEN = frozenset(("stream_options", "min_tokens", "min_completion_tokens"))
 
@@ -16,6 +16,17 @@ def forwarded_body(request: InferenceRequest, model: str) -> bytes | bytearray:
     if model == request.model:
         return request.body
     return orjson.dumps({**request.document, "model": model})
+
+
+def has_one_answer(request: InferenceRequest) -> bool:
+    """Whether it is one prompt's one answer, so that one transfer of KV is all of it."""
+    document = request.document
+    prompt = document.get("prompt")
+    return (
+        document.get("n") in (None, 1)
+        and document.get("best_of") in (None, 1)
+        and (prompt is first_prompt(prompt) or len(document["prompt"]) == 1)
+    )
 
 
 def one_token_document(request: InferenceRequest, model: str) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 import orjson
 
-from router.disaggregation.bodies import body_with, one_token_document
+from router.disaggregation.bodies import body_with, has_one_answer, one_token_document
 from router.disaggregation.prefill_usage import PrefillUsage
-from router.disaggregation.protocol import HandoffError, PrefillAnswer
-from router.inference import Endpoint, InferenceRequest, first_prompt
+from router.disaggregation.protocol import HandoffError, PrefillAnswer, Stateless
+from router.inference import Endpoint, InferenceRequest
 
 # Ids below it are the engines' own (2**42 in the first releases that ask for global ids, 2**40 later).
 _FIRST_GLOBAL_ID: Final = 1 << 42
@@ -34,7 +34,7 @@ class _PrefillResponse(msgspec.Struct):
 _prefill_response = msgspec.json.Decoder(_PrefillResponse)
 
 
-class TensorRtLlm:
+class TensorRtLlm(Stateless):
     """The context server computes the prompt and one token, and its answer says where its KV is.
 
     That is ``choices[0].disaggregated_params``: ``first_gen_tokens``, ``ctx_request_id``,
@@ -49,14 +49,7 @@ class TensorRtLlm:
 
     def hands_over(self, request: InferenceRequest) -> bool:
         """The first token and its KV are those of one prompt's one answer."""
-        document = request.document
-        prompt = document.get("prompt")
-        return (
-            request.endpoint in _ENDPOINTS
-            and document.get("n") in (None, 1)
-            and document.get("best_of") in (None, 1)
-            and (prompt is first_prompt(prompt) or len(document["prompt"]) == 1)
-        )
+        return request.endpoint in _ENDPOINTS and has_one_answer(request)
 
     def prefill_body(self, request: InferenceRequest, model: str) -> bytes:
         asked = {

@@ -7,7 +7,7 @@ import orjson
 
 from router.disaggregation.bodies import body_with, one_token_document
 from router.disaggregation.prefill_usage import PrefillUsage
-from router.disaggregation.protocol import HandoffError, PrefillAnswer
+from router.disaggregation.protocol import HandoffError, PrefillAnswer, Stateless
 from router.inference import InferenceRequest
 
 
@@ -24,7 +24,7 @@ _prefill_response = msgspec.json.Decoder(_PrefillResponse)
 _transfer_params = msgspec.json.Decoder(_TransferParams)
 
 
-class VllmNixl:
+class VllmNixl(Stateless):
     """Prefill one token, then let the decode instance pull the blocks.
 
     The prefill instance answers with ``kv_transfer_params``, which the decode leg's body carries unchanged.

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conductor.placement import Target
 from router import HandoffError, handoff_protocol
 from router.inference import Endpoint, parse_inference
 
-TRTLLM = handoff_protocol("trtllm")
+TRTLLM = handoff_protocol("trtllm").begin(Target("p", "http://p:1", "p", 1))
 PARAMS = (
     b'{ "request_type":"context_only","first_gen_tokens":[9707],"ctx_request_id":9223372036854775807,'
     b'"encoded_opaque_state":"AAEC\\/w==","draft_tokens":null,"disagg_request_id":4398046511105}'
