@@ -19,8 +19,21 @@ class _Rank(msgspec.Struct):
     engine_id: str
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
 class _PrefillResponse(msgspec.Struct):
+    choices: list[_Choice] = []
+    status: str | None = None  # of /v1/responses
+    stop_reason: str | None = None  # of /v1/messages
     usage: PrefillUsage | None = None
+
+    @property
+    def length_capped(self) -> bool:
+        if self.choices:
+            return self.choices[0].finish_reason == "length"
+        return self.status == "incomplete" or self.stop_reason == "max_tokens"
 
 
 _bootstrap_response = msgspec.json.Decoder(dict[str, _Rank])
@@ -30,8 +43,9 @@ _prefill_response = msgspec.json.Decoder(_PrefillResponse)
 class VllmMooncake:
     """Both legs carry a ``transfer_id``; the decode instance asks for its blocks where the prefill instance is.
 
-    The prefill instance's bootstrap server names the engine id of each data-parallel rank, which a restart
-    changes (as recorded with vLLM 0.32). Its answer holds nothing for the decode leg.
+    The prefill instance's bootstrap server names the engine id of each data-parallel rank (as recorded with vLLM
+    0.32), which may be another one after a restart. The prefill leg's answer holds nothing for the decode leg; its
+    blocks are kept only where the one token that was asked for ended it, not where the answer was over.
     """
 
     name = "vllm-mooncake"
@@ -69,9 +83,12 @@ class MooncakeHandoff:
 
     def prefill_answer(self, body: bytes) -> PrefillAnswer:
         try:
-            usage = _prefill_response.decode(body).usage
+            answer = _prefill_response.decode(body)
         except msgspec.DecodeError as error:
             raise HandoffError(f"the prefill leg's answer cannot be read: {error}") from None
+        cached_tokens = answer.usage.cached_tokens if answer.usage is not None else None
+        if not answer.length_capped:
+            return PrefillAnswer(None, cached_tokens)
         transfer = {
             "do_remote_decode": False,
             "do_remote_prefill": True,
@@ -79,7 +96,7 @@ class MooncakeHandoff:
             "remote_engine_id": self._engine_id,
             "transfer_id": self._transfer_id,
         }
-        return PrefillAnswer(orjson.dumps(transfer), usage.cached_tokens if usage is not None else None)
+        return PrefillAnswer(orjson.dumps(transfer), cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
         return body_with(request, model, "kv_transfer_params", transfer)

@@ -57,7 +57,8 @@ async def test_both_legs_name_the_transfer(
     cluster: Any, bootstrap: Bootstrap, stream: bool, rank: int, engine_id: str
 ) -> None:
     async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
-        writer.write(cluster.json_response(orjson.dumps(cluster.ANSWER)))
+        choice = {**cluster.ANSWER["choices"][0], "finish_reason": "length"}
+        writer.write(cluster.json_response(orjson.dumps({**cluster.ANSWER, "choices": [choice]})))
 
     prefill, decode = await cluster.engine("prefill", respond), await cluster.engine("decode")
     door = await cluster.door([mooncake(prefill.target, bootstrap.port, rank)], [mooncake(decode.target)])
@@ -92,6 +93,30 @@ async def test_both_legs_name_the_transfer(
         "first_token",
         "finished",
     ] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        ({"choices": [{"finish_reason": "length"}]}, True),
+        ({"choices": [{"finish_reason": "stop"}]}, False),
+        ({"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}, True),
+        ({"status": "completed"}, False),
+        ({"stop_reason": "max_tokens"}, True),
+        ({"stop_reason": "end_turn"}, False),
+    ],
+)
+async def test_blocks_of_an_answer_that_was_over_are_gone(
+    cluster: Any, bootstrap: Bootstrap, answer: dict[str, Any], kept: bool
+) -> None:
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.json_response(orjson.dumps(answer)))
+
+    prefill, decode = await cluster.engine("prefill", respond), await cluster.engine("decode")
+    door = await cluster.door([mooncake(prefill.target, bootstrap.port)], [mooncake(decode.target)])
+    assert (await door.chat()).status_code == 200
+    assert ("kv_transfer_params" in decode.received[0].document) is kept
+    assert door.sample("conductor_handoffs_without_transfer_total") == (0 if kept else 1)
 
 
 @pytest.mark.parametrize(
