@@ -161,6 +161,7 @@ class InstanceConfig(_Section):
     instance_class: str = "llama-3.1-8b-h100"
     speeds: InstanceSpeeds = InstanceSpeeds()
     protocol: str = "vllm-nixl"
+    bootstrap_port: Annotated[int, Field(ge=1, le=65535)] = 8998
     ranks: Annotated[int, Field(ge=1)] = 1
     block_size: Annotated[int, Field(gt=0)] | None = None
     location: str = ""

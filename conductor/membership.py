@@ -39,6 +39,7 @@ def instance_of(config: InstanceConfig) -> InstanceState:
         role=config.role,
         instance_class=config.speeds.applied_to(INSTANCE_CLASSES[config.instance_class]),
         protocol=config.protocol,
+        bootstrap_port=config.bootstrap_port,
         ranks=config.ranks,
         block_size=config.block_size,
         api_key=config.api_key.get_secret_value() if config.api_key is not None else None,

@@ -116,6 +116,7 @@ class Target:
     rank: int = 0
     ranks: int = 1
     protocol: str = "vllm-nixl"  # prefill/decode hand-off protocol (router.disaggregation)
+    bootstrap_port: int = 8998  # of a prefill instance, for protocols whose decode instances ask there
     tls: bool = False
     # Replaces the client's credentials on the way to this engine.
     api_key: str | None = field(default=None, repr=False)

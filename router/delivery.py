@@ -23,18 +23,14 @@ from conductor.placement import (
     Target,
     Usage,
 )
-from router.disaggregation import (
-    HandoffError,
-    HandoffProtocol,
-    PrefillAnswer,
-    forwarded_body,
-    handoff_protocol,
-)
+from router.disaggregation import Handoff, HandoffError, PrefillAnswer, handoff_protocol
+from router.disaggregation.bodies import forwarded_body
+from router.disaggregation.bootstrap import bootstrap_head, bootstrap_target
 from router.errors import internal_error
 from router.framing import ResponseHead
 from router.heads import Headers, forwarded_fields, request_head
 from router.inference import Endpoint, InferenceRequest
-from router.legs import DecodeLeg, Leg, PrefillLeg
+from router.legs import BootstrapLeg, DecodeLeg, Leg, PrefillLeg
 from router.refusals import given_up, misconfigured, not_placed
 from router.services import logger
 from router.terms import RequestTerms
@@ -103,7 +99,7 @@ class Delivery:
         if exchange.services.keys is not None:
             self._credentials = b""  # a key to this router is nothing that engines should see
         self._placed = False  # the last placement has not ended yet
-        self._handoff: HandoffProtocol | None = None
+        self._handoff: Handoff | None = None
         self._prefill_answer: PrefillAnswer | None = None
         self._leg: Leg | None = None
         self._task: asyncio.Task[None] | None = None
@@ -185,16 +181,36 @@ class Delivery:
 
     def _start_prefill(self, request: InferenceRequest, placement: Placement, now_s: float) -> None:
         try:
-            self._handoff = handoff_protocol(placement.prefill.protocol)
+            handoff = handoff_protocol(placement.prefill.protocol).begin(placement.prefill)
         except HandoffError as error:
             self._release_placement()
             logger.error("hand-off impossible", instance=placement.prefill.instance_id, error=str(error))
             self._exchange.reply_error(misconfigured(placement.prefill.instance_id, str(error)))
             return
-        body = self._handoff.prefill_body(request, placement.model)
+        if not handoff.hands_over(request):
+            self._decode_computes(request, placement, now_s)
+            return
+        self._handoff = handoff
+        if handoff.bootstrap_path is None:
+            self._send_prefill(handoff, placement, now_s)
+            return
+        beside = bootstrap_target(placement.prefill)
+        deadline_s = now_s + self.services.settings.bootstrap_timeout_s
+        self._leg = BootstrapLeg(
+            self, beside, bootstrap_head(handoff.bootstrap_path, beside), b"", deadline_s
+        )
+        self._leg.start()
+
+    def _send_prefill(self, handoff: Handoff, placement: Placement, now_s: float) -> None:
+        body = handoff.prefill_body(self._request, placement.model)
         deadline_s = now_s + self.services.settings.prefill_timeout_s
         self._leg = PrefillLeg(self, placement.prefill, self._head(placement.prefill, body), body, deadline_s)
         self._leg.start()
+
+    def _decode_computes(self, request: InferenceRequest, placement: Placement, now_s: float) -> None:
+        """The decode instance gets the whole request: there is nothing that it could take over."""
+        self.services.metrics.handoffs_without_transfer += 1
+        self._start_decode(forwarded_body(request, placement.model), placement, now_s)
 
     def _start_decode(self, body: bytes | bytearray, placement: Placement, now_s: float) -> None:
         deadline_s = now_s + self.services.settings.first_byte_timeout_s
@@ -208,6 +224,20 @@ class Delivery:
         return request_head(self._exchange.url, target, fields, self._credentials, len(body))
 
     # What the legs report
+
+    def bootstrap_answered(self, leg: BootstrapLeg, head: ResponseHead, body: bytes) -> None:
+        """What a decode instance would learn there."""
+        placement, handoff = self.placement, self._handoff
+        assert placement is not None and handoff is not None
+        self._leg = None
+        try:
+            if head.status != 200:
+                raise HandoffError(f"the bootstrap server answered HTTP {head.status}")
+            handoff.bootstrap_answered(body)
+        except HandoffError as error:
+            self._retry(InstanceFailure(leg.target.instance_id, FailureKind.ERROR, str(error)))
+            return
+        self._send_prefill(handoff, placement, self.services.clock())
 
     def prefill_answered(self, leg: PrefillLeg, head: ResponseHead, body: bytes) -> None:
         """The prefill leg's complete answer, 5xx excepted."""
@@ -233,10 +263,9 @@ class Delivery:
             self.refused(error)
             return
         if answer.transfer is None:
-            self.services.metrics.handoffs_without_transfer += 1
-            decode_body: bytes | bytearray = forwarded_body(request, placement.model)
-        else:
-            decode_body = handoff.decode_body(request, placement.model, answer.transfer)
+            self._decode_computes(request, placement, now_s)
+            return
+        decode_body = handoff.decode_body(request, placement.model, answer.transfer)
         self._start_decode(decode_body, placement, now_s)
 
     def response_started(self, leg: DecodeLeg, head: ResponseHead) -> bytes:
@@ -381,8 +410,12 @@ class Delivery:
             elif now_s >= leg.deadline_s:
                 leg.timed_out(f"the engine was silent for {settings.stall_timeout_s:g} s")
         elif now_s >= leg.deadline_s:
-            prefill = isinstance(leg, PrefillLeg)
-            limit_s = settings.prefill_timeout_s if prefill else settings.first_byte_timeout_s
+            if isinstance(leg, BootstrapLeg):
+                limit_s = settings.bootstrap_timeout_s
+            elif isinstance(leg, PrefillLeg):
+                limit_s = settings.prefill_timeout_s
+            else:
+                limit_s = settings.first_byte_timeout_s
             leg.timed_out(f"no answer within {limit_s:g} s")
 
     def instance_lost(self, instance_id: str, reason: str) -> None:

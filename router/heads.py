@@ -52,7 +52,7 @@ def forwarded_fields(headers: Headers, request_id: str) -> tuple[bytes, bytes]:
 
 def request_head(url: bytes, target: Target, fields: bytes, credentials: bytes, body_bytes: int) -> bytes:
     """The head of a leg. An engine's own key takes the place of the client's credentials."""
-    own = f"host: {_host(target)}\r\ncontent-length: {body_bytes}\r\n"
+    own = f"host: {host_field(target)}\r\ncontent-length: {body_bytes}\r\n"
     if target.ranks > 1:
         own += f"x-data-parallel-rank: {target.rank}\r\n"
     if target.api_key is not None:
@@ -61,7 +61,7 @@ def request_head(url: bytes, target: Target, fields: bytes, credentials: bytes, 
     return b"POST %b HTTP/1.1\r\n%b%b%b\r\n" % (url, own.encode("latin-1"), credentials, fields)
 
 
-def _host(target: Target) -> str:
+def host_field(target: Target) -> str:
     return f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"
 
 

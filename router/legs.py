@@ -150,6 +150,17 @@ class PrefillLeg(Leg):
             self.delivery.prefill_answered(self, self.head, body)
 
 
+class BootstrapLeg(PrefillLeg):
+    """Asks the server beside the prefill instance where its KV will be."""
+
+    __slots__ = ()
+
+    def response_complete(self) -> None:
+        self.connection = None
+        assert self.head is not None
+        self.delivery.bootstrap_answered(self, self.head, self._collected())
+
+
 class DecodeLeg(Leg):
     """Splices the decode instance's response to the client.
 

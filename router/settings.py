@@ -13,6 +13,7 @@ class RouterSettings:
     max_attempts: int = 3  # placements tried per request, the first one included
     retry_backoff_s: float = 0.02  # before the first retry; doubled each time, jittered by half
     connect_timeout_s: float = 2.0
+    bootstrap_timeout_s: float = 2.0  # of the server beside a prefill instance, which computes nothing
     prefill_timeout_s: float = 300.0  # whole prefill leg of a disaggregated request
     first_byte_timeout_s: float = 300.0  # decode leg, up to the first body byte
     stall_timeout_s: float = 300.0  # silence in the middle of a response

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from conductor.config import Config, load_config
+from conductor.config import Config, InstanceConfig, load_config
 from conductor.configuration_faults import ConfigError
+from conductor.membership import instance_of
 from conductor.placement import Role
 
 EXAMPLE = """
@@ -113,3 +114,8 @@ def test_every_key_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     missing = [key for key in _keys(Config) if f"`{key}`" not in text]
     assert not missing
+
+
+def test_the_bootstrap_port_of_an_instance_is_known_where_it_is_placed() -> None:
+    config = InstanceConfig.model_validate({"id": "a", "url": "http://x:1", "bootstrap_port": 5801})
+    assert instance_of(config).ranks[0].target.bootstrap_port == 5801

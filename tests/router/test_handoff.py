@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.placement import Usage
+from conductor.placement import Target, Usage
 from router import HandoffError, handoff_protocol
-from router.disaggregation import forwarded_body
+from router.disaggregation.bodies import forwarded_body
 from router.inference import Endpoint, parse_inference
 from router.usage import usage_from_tail
 
-NIXL = handoff_protocol("vllm-nixl")
+NIXL = handoff_protocol("vllm-nixl").begin(Target("p", "http://p:1", "p", 1))
 
 
 def request(endpoint: Endpoint = Endpoint.CHAT, **fields: Any) -> Any:
@@ -79,7 +79,7 @@ def test_prefill_answer_reports_the_hit() -> None:
 
 
 def test_unknown_protocol_names_the_known_ones() -> None:
-    with pytest.raises(HandoffError, match=r"'smoke-signal'; known: vllm-nixl"):
+    with pytest.raises(HandoffError, match=r"'smoke-signal'; known: trtllm, vllm-mooncake, vllm-nixl"):
         handoff_protocol("smoke-signal")
 
 

@@ -1,0 +1,66 @@
+"""Request bodies that are the client's but for a field or two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from router.inference import Endpoint, InferenceRequest, first_prompt
+
+_CONTRADICT_ONE_TOKEN = frozenset(("stream_options", "min_tokens", "min_completion_tokens"))
+
+
+def forwarded_body(request: InferenceRequest, model: str) -> bytes | bytearray:
+    """The client's bytes; serialised anew only where ``model`` is not the name the client used."""
+    if model == request.model:
+        return request.body
+    return orjson.dumps({**request.document, "model": model})
+
+
+def has_one_answer(request: InferenceRequest) -> bool:
+    """Whether it is one prompt's one answer, so that one transfer of KV is all of it."""
+    document = request.document
+    prompt = document.get("prompt")
+    return (
+        document.get("n") in (None, 1)
+        and document.get("best_of") in (None, 1)
+        and (prompt is first_prompt(prompt) or len(document["prompt"]) == 1)
+    )
+
+
+def one_token_document(request: InferenceRequest, model: str) -> dict[str, Any]:
+    """The request for a single answer of one token, not streamed: what a prefill instance computes."""
+    document: dict[str, Any] = {
+        name: value for name, value in request.document.items() if name not in _CONTRADICT_ONE_TOKEN
+    }
+    document["model"] = model
+    document["stream"] = False
+    if request.endpoint is Endpoint.RESPONSES:
+        document["max_output_tokens"] = 1
+        document["store"] = False  # the answer that counts is the decode instance's
+        document.pop("background", None)
+    else:
+        document["max_tokens"] = 1
+    if request.endpoint is Endpoint.CHAT:
+        document["max_completion_tokens"] = 1
+    else:
+        document.pop("max_completion_tokens", None)
+    if "n" in document:
+        document["n"] = 1
+    if "best_of" in document:
+        document["best_of"] = 1
+    return document
+
+
+def body_with(request: InferenceRequest, model: str, field: str, value: bytes) -> bytes:
+    """The request with a field of JSON spliced in behind its first brace, the rest byte for byte.
+
+    A field of that name that the client sent is replaced.
+    """
+    body = bytes(forwarded_body(request, model))
+    if field in request.document:
+        document = {name: theirs for name, theirs in request.document.items() if name != field}
+        body = orjson.dumps({**document, "model": model})
+    brace = body.index(b"{") + 1
+    return b'%b"%b":%b,%b' % (body[:brace], field.encode(), value, body[brace:])

@@ -1,0 +1,63 @@
+"""vLLM's NixlConnector."""
+
+from __future__ import annotations
+
+import msgspec
+import orjson
+
+from router.disaggregation.bodies import body_with, one_token_document
+from router.disaggregation.prefill_usage import PrefillUsage
+from router.disaggregation.protocol import HandoffError, PrefillAnswer, Stateless
+from router.inference import InferenceRequest
+
+
+class _TransferParams(msgspec.Struct):
+    remote_prefill_cached_tokens: int | None = None
+
+
+class _PrefillResponse(msgspec.Struct):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+    usage: PrefillUsage | None = None
+
+
+_prefill_response = msgspec.json.Decoder(_PrefillResponse)
+_transfer_params = msgspec.json.Decoder(_TransferParams)
+
+
+class VllmNixl(Stateless):
+    """Prefill one token, then let the decode instance pull the blocks.
+
+    The prefill instance answers with ``kv_transfer_params``, which the decode leg's body carries unchanged.
+    """
+
+    name = "vllm-nixl"
+
+    _ASK = {  # noqa: RUF012 - read only
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+
+    def hands_over(self, request: InferenceRequest) -> bool:
+        return True
+
+    def prefill_body(self, request: InferenceRequest, model: str) -> bytes:
+        return orjson.dumps({**one_token_document(request, model), "kv_transfer_params": self._ASK})
+
+    def prefill_answer(self, body: bytes) -> PrefillAnswer:
+        try:
+            answer = _prefill_response.decode(body)
+            transfer = bytes(answer.kv_transfer_params)
+            params = _transfer_params.decode(transfer) if transfer[:1] == b"{" else None
+        except msgspec.DecodeError as error:
+            raise HandoffError(f"the prefill leg's answer cannot be read: {error}") from None
+        cached_tokens = answer.usage.cached_tokens if answer.usage is not None else None
+        if cached_tokens is None and params is not None:
+            cached_tokens = params.remote_prefill_cached_tokens
+        return PrefillAnswer(transfer if params is not None else None, cached_tokens)
+
+    def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
+        return body_with(request, model, "kv_transfer_params", transfer)
