@@ -71,7 +71,7 @@ def test_a_restarted_engine_leaves_nothing_stale(feed: Feed, engines: Make) -> N
     for number in range(3):
         old.publish(stored(100 + number, number, 99 + number if number else None))
     feed.follow(old)
-    assert feed.blocks(0, 1, 2) == 3
+    wait_for(lambda: feed.blocks(0, 1, 2) == 3)
     old.close()
     wait_for(lambda: feed.stats().state == "connecting")
     new = engines(like=old)

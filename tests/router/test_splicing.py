@@ -114,7 +114,7 @@ async def test_no_socket_waits_for_more_to_send(cluster: Any) -> None:
     connection = await door.connect()
     connection.send(cluster.post(orjson.dumps(cluster.chat_document(stream=True))))
     await connection.reader.readuntil(b"\n\n\r\n")
-    to_engine = door.services.pool.instance("127.0.0.1", engine.port).open_connections
+    to_engine = door.services.pool.instance(engine.target).open_connections
     [exchange] = door.services.active
     transports = [exchange.transport, *(each.transport for each in to_engine)]
     assert len(transports) == 2
