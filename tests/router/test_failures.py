@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -255,6 +256,15 @@ async def test_large_chunk_of_a_stream_is_not_held_back_for_ever(cluster: Any) -
 
     door = await cluster.door([await cluster.engine(respond=respond)])
     assert (await door.chat(stream=True)).content == payload
+
+
+async def test_request_that_cannot_be_written_is_answered_and_released(cluster: Any) -> None:
+    engine = await cluster.engine()
+    door = await cluster.door([replace(engine.target, api_key="\N{KEY}")])
+    response = await door.chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
+    assert door.placements.named("cancelled") == ["p-1"] and not engine.received
 
 
 # Disaggregated requests
