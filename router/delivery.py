@@ -159,14 +159,20 @@ class Delivery:
 
     def placed(self, placement: Placement) -> None:
         """Start the first leg of a placement, made at once or after a wait."""
-        request, services, now_s = self._request, self.services, self.services.clock()
-        if placement.disaggregated and not self.endpoint.generates:
-            placement = replace(placement, decode=placement.prefill)  # there is nothing to hand over
         self.placement = placement
-        if self._trace is not None:
-            self._trace.placed(placement)
         self._placed = True
         self.attempts += 1
+        try:
+            self._start(placement)
+        except Exception:
+            self._exchange.fail_unexpectedly()
+
+    def _start(self, placement: Placement) -> None:
+        request, services, now_s = self._request, self.services, self.services.clock()
+        if placement.disaggregated and not self.endpoint.generates:
+            self.placement = placement = replace(placement, decode=placement.prefill)  # nothing to hand over
+        if self._trace is not None:
+            self._trace.placed(placement)
         if self.attempts == 1 and self.endpoint.computes:
             metrics = services.metrics
             metrics.token_source[self._prompt.source] += 1

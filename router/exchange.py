@@ -197,9 +197,13 @@ class Exchange:
         except RequestError as error:
             self.reply_error(error)
         except Exception:  # the parser that called would take it for malformed input
-            logger.exception("request failed unexpectedly", request_id=self.request_id)
-            self._stop("")
-            self.reply_error(internal_error())
+            self.fail_unexpectedly()
+
+    def fail_unexpectedly(self) -> None:
+        """Where an exception is handled that nobody foresaw: log it, and give the request up."""
+        logger.exception("request failed unexpectedly", request_id=self.request_id)
+        self._stop("")
+        self.reply_error(internal_error())
 
     def _parse_and_deliver(self) -> None:
         if self._account is not None:

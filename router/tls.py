@@ -7,11 +7,10 @@ from pathlib import Path
 
 
 class TlsError(Exception):
-    """A file cannot be used; ``field`` is the one that names it."""
+    """A file cannot be used; the message begins with the field that names it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
-        self.field = field
 
 
 class ServerTls:

@@ -67,13 +67,13 @@ class WorkerProcesses:
 
     async def _spawn(self, number: int) -> None:
         fd = self._listening[number].fileno()
-        self.starts[number] += 1
         # A session of its own: Ctrl-C reaches the conductor only, which then stops the workers in order.
         self._processes[number] = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "conductor.cli.worker", "--number", str(number), "--listen-fd", str(fd),
             *self._arguments,
             stdin=asyncio.subprocess.DEVNULL, pass_fds=(fd,), start_new_session=True,
         )  # fmt: skip
+        self.starts[number] += 1
 
     async def _keep(self, number: int) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -83,6 +83,17 @@ class WorkerProcesses:
             if time.monotonic() - started_s > _LIVED_S:
                 pause_s = _FIRST_PAUSE_S
             _log.warning("router worker ended", worker=number, code=code, restart_after_s=pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-            await self._spawn(number)
+            spawned = False
+            while not spawned:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                try:
+                    await self._spawn(number)
+                    spawned = True
+                except OSError as error:  # no memory or no process to be had: there may be soon
+                    _log.error(
+                        "router worker cannot be started",
+                        worker=number,
+                        error=str(error),
+                        again_after_s=pause_s,
+                    )

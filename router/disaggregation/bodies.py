@@ -30,7 +30,7 @@ def has_one_answer(request: InferenceRequest) -> bool:
 
 
 def one_token_document(request: InferenceRequest, model: str) -> dict[str, Any]:
-    """The request for a single answer of one token, not streamed: what a prefill instance computes."""
+    """A request that ``has_one_answer``, for one token and not streamed: what a prefill instance computes."""
     document: dict[str, Any] = {
         name: value for name, value in request.document.items() if name not in _CONTRADICT_ONE_TOKEN
     }
@@ -46,10 +46,6 @@ def one_token_document(request: InferenceRequest, model: str) -> dict[str, Any]:
         document["max_completion_tokens"] = 1
     else:
         document.pop("max_completion_tokens", None)
-    if "n" in document:
-        document["n"] = 1
-    if "best_of" in document:
-        document["best_of"] = 1
     return document
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import orjson
 
-from router.disaggregation.bodies import body_with, one_token_document
+from router.disaggregation.bodies import body_with, has_one_answer, one_token_document
 from router.disaggregation.prefill_usage import PrefillUsage
 from router.disaggregation.protocol import HandoffError, PrefillAnswer, Stateless
 from router.inference import InferenceRequest
@@ -42,7 +42,8 @@ class VllmNixl(Stateless):
     }
 
     def hands_over(self, request: InferenceRequest) -> bool:
-        return True
+        """The blocks are one prompt's, and are given up when the first of several answers has pulled them."""
+        return has_one_answer(request)
 
     def prefill_body(self, request: InferenceRequest, model: str) -> bytes:
         return orjson.dumps({**one_token_document(request, model), "kv_transfer_params": self._ASK})

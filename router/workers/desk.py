@@ -61,18 +61,11 @@ class PlacementDesk:
     its requests no longer count against their keys' limits.
     """
 
-    def __init__(
-        self,
-        services: RouterServices,
-        setup: Setup,
-        *,
-        on_samples: Callable[[int, list[MetricFamily]], None] = lambda worker, families: None,
-        on_gone: Callable[[int], None] = lambda worker: None,
-    ) -> None:
+    def __init__(self, services: RouterServices, setup: Setup) -> None:
         self.services = services
         self.setup = setup
-        self.on_samples = on_samples
-        self.on_gone = on_gone
+        self.on_samples: Callable[[int, list[MetricFamily]], None] = lambda worker, families: None
+        self.on_gone: Callable[[int], None] = lambda worker: None
         self.links: set[WorkerLink] = set()
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
@@ -154,10 +147,6 @@ class WorkerLink(asyncio.Protocol):
         self._held: dict[int, _Asked] = {}
         self._active: set[str] = set()
         self._collecting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def active_placements(self) -> int:
-        return len(self._active)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -257,6 +258,15 @@ async def test_large_chunk_of_a_stream_is_not_held_back_for_ever(cluster: Any) -
     assert (await door.chat(stream=True)).content == payload
 
 
+async def test_request_that_cannot_be_written_is_answered_and_released(cluster: Any) -> None:
+    engine = await cluster.engine()
+    door = await cluster.door([replace(engine.target, api_key="\N{KEY}")])
+    response = await door.chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
+    assert door.placements.named("cancelled") == ["p-1"] and not engine.received
+
+
 # Disaggregated requests
 
 
@@ -264,7 +274,7 @@ async def test_large_chunk_of_a_stream_is_not_held_back_for_ever(cluster: Any) -
 async def test_prefill_hands_over_to_decode(cluster: Any, stream: bool) -> None:
     prefill, decode = await cluster.engine("prefill"), await cluster.engine("decode")
     door = await cluster.door([prefill], [decode])
-    body = orjson.dumps(cluster.chat_document(stream=stream, max_tokens=50, n=2, min_tokens=3))
+    body = orjson.dumps(cluster.chat_document(stream=stream, max_tokens=50, min_tokens=3))
     response = await door.client.post(
         "/v1/chat/completions",
         content=body,
@@ -281,7 +291,7 @@ async def test_prefill_hands_over_to_decode(cluster: Any, stream: bool) -> None:
         "remote_host": None,
         "remote_port": None,
     }
-    assert asked == cluster.chat_document(stream=False, max_tokens=1, max_completion_tokens=1, n=1)
+    assert asked == cluster.chat_document(stream=False, max_tokens=1, max_completion_tokens=1)
     assert second.body == b'{"kv_transfer_params":' + cluster.TRANSFER + b"," + body[1:]
     assert first.header("x-request-id") == second.header("x-request-id") == "r1"
     calls = [name for name, _ in door.placements.calls]
@@ -289,6 +299,18 @@ async def test_prefill_hands_over_to_decode(cluster: Any, stream: bool) -> None:
     assert response.headers["x-conductor-prefill-instance"] == "prefill"
     assert response.headers["x-conductor-decode-instance"] == "decode"
     assert door.placements.named("finished")[0].cached_tokens == 8
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": ["one", "two"]}, {"prompt": "one", "n": 2}, {"prompt": "one", "best_of": 2}]
+)
+async def test_several_answers_do_not_share_blocks(cluster: Any, fields: dict[str, Any]) -> None:
+    prefill, decode = await cluster.engine("prefill"), await cluster.engine("decode")
+    door = await cluster.door([prefill], [decode])
+    body = orjson.dumps({"model": cluster.MODEL, **fields})
+    assert (await door.client.post("/v1/completions", content=body)).status_code == 200
+    assert not prefill.received and decode.received[0].body == body
+    assert door.sample("conductor_handoffs_without_transfer_total") == 1
 
 
 async def test_prefill_failure_is_retried_on_another_prefill_instance(cluster: Any) -> None:

@@ -26,19 +26,18 @@ def request(endpoint: Endpoint = Endpoint.CHAT, **fields: Any) -> Any:
 
 
 def test_prefill_body_of_a_completion_has_no_chat_fields() -> None:
-    asked = orjson.loads(NIXL.prefill_body(request(Endpoint.COMPLETIONS, best_of=3, stream=True), "engine"))
+    asked = orjson.loads(NIXL.prefill_body(request(Endpoint.COMPLETIONS, stream=True), "engine"))
     assert asked["model"] == "engine"
-    assert (asked["stream"], asked["max_tokens"], asked["best_of"]) == (False, 1, 1)
+    assert (asked["stream"], asked["max_tokens"]) == (False, 1)
     assert "max_completion_tokens" not in asked and "n" not in asked
 
 
 def test_prefill_body_drops_what_contradicts_one_token() -> None:
-    fields = {"stream": True, "stream_options": {}, "min_tokens": 5, "min_completion_tokens": 5, "n": 4}
+    fields = {"stream": True, "stream_options": {}, "min_tokens": 5, "min_completion_tokens": 5}
     original = request(**fields)
     asked = orjson.loads(NIXL.prefill_body(original, "m"))
     assert not asked.keys() & {"stream_options", "min_tokens", "min_completion_tokens"}
-    assert asked["n"] == 1
-    assert original.document["n"] == 4
+    assert original.document["min_tokens"] == 5
 
 
 @given(
