@@ -33,14 +33,13 @@ from conductor.cli.trace_options import (
     Speed,
     ToS,
     fail,
-    make_selection,
     read_or_fail,
     trace_path,
 )
 from conductor.placement import Objectives
 from simulator.experiments.clusters import find_cluster
 from simulator.experiments.workload import Load, Workload, requests_at
-from simulator.workloads import TraceRecord, at_rate
+from simulator.workloads import Selection, TraceRecord, at_rate
 
 _MODES = """conductor replay needs to know where the requests go. One of:
 
@@ -183,8 +182,8 @@ def replay(
         )
     if speed is not None and rate is not None:
         fail(console, "--speed and --rate both scale time: give one of them")
-    selection = make_selection(
-        *(limit, from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens)
+    selection = Selection(
+        from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens, limit
     )
     with trace_path(trace) as path:
         load = Load(speed, rate, seed)

@@ -42,7 +42,6 @@ from conductor.cli.trace_options import (
     Seed,
     ToS,
     fail,
-    make_selection,
     read_or_fail,
     trace_path,
 )
@@ -50,6 +49,7 @@ from simulator.experiments.clusters import ClusterSource, Setting, find_cluster
 from simulator.experiments.figures import OF_BOUNDS, USUAL
 from simulator.experiments.grid import NamedCluster, PolicyChoice, all_points
 from simulator.experiments.workload import Load, Workload
+from simulator.workloads import Selection
 
 
 def sweep(
@@ -141,8 +141,8 @@ def sweep(
     chosen = None
     if policies is not None:
         chosen = {name: PolicyChoice(name) for name in read_policies(console, policies, "")}
-    selection = make_selection(
-        *(limit, from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens)
+    selection = Selection(
+        from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens, limit
     )
     with trace_path(trace) as path:
         workload = Workload(path, trace_format, selection)

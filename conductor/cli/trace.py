@@ -27,7 +27,6 @@ from conductor.cli.trace_options import (
     Speed,
     ToS,
     fail,
-    make_selection,
     warn_on,
 )
 from simulator.workloads import (
@@ -91,8 +90,8 @@ def stats(
 
     Example: conductor trace stats conversation_trace.jsonl --capacity 5860 --capacity 50000
     """
-    selection = make_selection(
-        *(limit, from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens)
+    selection = Selection(
+        from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens, limit
     )
     chosen, records = _read(file, trace_format, selection, speed, rate, seed)
     capacities = tuple(capacity or CAPACITIES_BLOCKS)
@@ -127,8 +126,8 @@ def convert(
 
     Example: conductor trace convert AzureLLMInferenceTrace_conv.csv --limit 1000 --rate 2 > azure.jsonl
     """
-    selection = make_selection(
-        *(limit, from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens)
+    selection = Selection(
+        from_s, to_s, min_input_tokens, max_input_tokens, min_output_tokens, max_output_tokens, limit
     )
     _, records = _read(file, trace_format, selection, speed, rate, seed)
     if any(record.block_tokens != MOONCAKE_BLOCK_TOKENS for record in records):

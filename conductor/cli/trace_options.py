@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from simulator.experiments.workload import Workload, read_records
-from simulator.workloads import Selection, TraceError, TraceFormat, TraceRecord
+from simulator.workloads import TraceError, TraceFormat, TraceRecord
 
 Format = Annotated[
     TraceFormat | None, typer.Option("--format", help="The file's format; default: by content.")
@@ -34,26 +34,6 @@ Rate = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything drawn; equal seeds give equal traces.")]
-
-
-def make_selection(
-    limit: int | None,
-    from_s: float,
-    to_s: float | None,
-    min_input_tokens: int,
-    max_input_tokens: int | None,
-    min_output_tokens: int,
-    max_output_tokens: int | None,
-) -> Selection:
-    return Selection(
-        start_s=from_s,
-        end_s=float("inf") if to_s is None else to_s,
-        min_input_tokens=min_input_tokens,
-        max_input_tokens=max_input_tokens,
-        min_output_tokens=min_output_tokens,
-        max_output_tokens=max_output_tokens,
-        limit=limit,
-    )
 
 
 def warn_on(console: Console) -> Callable[[str], None]:

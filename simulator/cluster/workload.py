@@ -15,6 +15,13 @@ Hashes = NDArray[np.uint64]
 
 BLOCK_TOKENS: Final = MOONCAKE_BLOCK_TOKENS
 _NOTHING: Final = np.empty(0, np.uint64)
+# Made once: for the few blocks of a prompt, making these takes as long as the arithmetic.
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_ROUNDS: Final = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+_LAST_SHIFT: Final = np.uint64(31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,9 @@ def _same_blocks(number: int, record: TraceRecord, block_tokens: int) -> int:
 
 def _mixed(ids: Hashes) -> Hashes:
     """Ids that count up, spread over 64 bits as hashes are (the finalizer of splitmix64, Steele et al. 2014)."""
-    words = ids + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    words = ids + _STEP
+    for shift, factor in _ROUNDS:
+        words ^= words >> shift
+        words *= factor
+    words ^= words >> _LAST_SHIFT
+    return words

@@ -92,7 +92,7 @@ def _workload(section: WorkloadSection, traces: Path | None, limits: Sequence[in
     given = [each for each in (section.limit, *limits) if each is not None]
     selection = Selection(
         start_s=section.from_s,
-        end_s=float("inf") if section.to_s is None else section.to_s,
+        end_s=section.to_s,
         min_input_tokens=section.min_input_tokens,
         max_input_tokens=section.max_input_tokens,
         min_output_tokens=section.min_output_tokens,

@@ -15,10 +15,10 @@ from simulator.workloads.records import TraceRecord
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which requests to keep; bounds are inclusive, but for ``end_s``."""
+    """Which requests to keep; bounds are inclusive, but for ``end_s``, and None is no bound."""
 
     start_s: float = 0.0
-    end_s: float = math.inf
+    end_s: float | None = None
     min_input_tokens: int = 0
     max_input_tokens: int | None = None
     min_output_tokens: int = 0
@@ -34,10 +34,11 @@ def select(records: Iterable[TraceRecord], selection: Selection) -> Iterator[Tra
 
 
 def _passes(record: TraceRecord, selection: Selection) -> bool:
+    end_s = math.inf if selection.end_s is None else selection.end_s
     longest_input = math.inf if selection.max_input_tokens is None else selection.max_input_tokens
     longest_output = math.inf if selection.max_output_tokens is None else selection.max_output_tokens
     return (
-        selection.start_s <= record.arrival_s < selection.end_s
+        selection.start_s <= record.arrival_s < end_s
         and selection.min_input_tokens <= record.input_tokens <= longest_input
         and selection.min_output_tokens <= record.output_tokens <= longest_output
     )
