@@ -83,12 +83,9 @@ class Office:
         self.path = path
         self.samples: list[tuple[int, list[MetricFamily]]] = []
         self.gone: list[int] = []
-        self.desk = PlacementDesk(
-            self.services,
-            Setup(self.services.settings, {}, 0, None, "rest", "{}"),
-            on_samples=lambda worker, families: self.samples.append((worker, families)),
-            on_gone=self.gone.append,
-        )
+        self.desk = PlacementDesk(self.services, Setup(self.services.settings, {}, 0, None, "rest", "{}"))
+        self.desk.on_samples = lambda worker, families: self.samples.append((worker, families))
+        self.desk.on_gone = self.gone.append
         self._stack = stack
 
     async def worker(self, number: int = 0) -> Worker:
