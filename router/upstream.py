@@ -279,8 +279,8 @@ class UpstreamPool:
                 "'routing.engine_tls' says which are"
             )
             raise UpstreamUnreachable(UpstreamFailure(FailureKind.UNREACHABLE, detail)) from None
-        except OSError as error:
-            detail = f"cannot connect to {host}:{port}: {error.strerror or error}"
+        except (OSError, UnicodeError) as error:  # a host name may have no encoding for the wire
+            detail = f"cannot connect to {host}:{port}: {getattr(error, 'strerror', None) or error}"
             raise UpstreamUnreachable(UpstreamFailure(FailureKind.UNREACHABLE, detail)) from None
         except asyncio.CancelledError:
             if connection.transport is not None:

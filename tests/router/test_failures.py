@@ -106,6 +106,14 @@ async def test_refused_connection_is_retried(cluster: Any) -> None:
     assert f"cannot connect to 127.0.0.1:{port}" in failure.detail
 
 
+async def test_a_host_that_cannot_be_written_is_an_instance_out_of_reach(cluster: Any) -> None:
+    host = "x" * 64  # a label of a name has 63 at most
+    door = await cluster.door([Target("odd", f"http://{host}:1", host, 1), await cluster.engine("good")])
+    assert (await door.chat()).status_code == 200
+    [failure] = door.placements.named("failed")
+    assert failure.kind is FailureKind.UNREACHABLE
+
+
 async def test_stale_pooled_connection_is_replaced_unnoticed(cluster: Any) -> None:
     engine = await cluster.engine()
     door = await cluster.door([engine])
@@ -406,9 +414,14 @@ async def test_unknown_protocol_is_a_clear_error(cluster: Any) -> None:
     assert door.placements.open_placements == 0
 
 
-async def test_failing_scheduler_is_an_internal_error(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_failing_scheduler_is_an_internal_error(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
     door = await cluster.door([await cluster.engine()])
     monkeypatch.setattr(door.placements, "place", lambda request, now_s: 1 / 0)
+    if not at_once:
+        monkeypatch.setattr(door.services.tokens, "prompt_at_once", lambda request: None)
     response = await door.chat()
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
 
