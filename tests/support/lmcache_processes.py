@@ -79,7 +79,7 @@ def real_servers(names: Sequence[str], folder: Path, *flags: str) -> Iterator[li
             l2 = f'{{"type":"fs","base_path":"{folder / "l2"}"}}'
             command = [
                 *(str(COMMAND), "server", "--instance-id", name, "--host", "127.0.0.1", "--port", str(rpc)),
-                *("--http-host", "127.0.0.1", "--http-port", str(http), "--disable-observability"),
+                *("--http-host", "127.0.0.1", "--http-port", str(http), "--disable-metrics"),
                 *("--l1-size-gb", "1", "--l1-init-size-gb", "1", "--eviction-policy", "LRU"),
                 *("--supported-transfer-mode", "engine_driven", "--l2-adapter", l2, *flags),
             ]
