@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from conductor.placement import Placement, Target
 from router.framing import HOP_BY_HOP, ResponseHead
@@ -68,8 +69,8 @@ def host_field(target: Target) -> str:
 def placement_fields(placement: Placement, attempts: int) -> str:
     """The ``x-conductor-*`` lines of a response; nothing is predicted where nothing was reserved."""
     where = (
-        f"x-conductor-prefill-instance: {placement.prefill.instance_id}\r\n"
-        f"x-conductor-decode-instance: {placement.decode.instance_id}\r\n"
+        f"x-conductor-prefill-instance: {_field_text(placement.prefill.instance_id)}\r\n"
+        f"x-conductor-decode-instance: {_field_text(placement.decode.instance_id)}\r\n"
         f"x-conductor-attempts: {attempts}\r\n"
     )
     if not placement.placement_id:
@@ -79,6 +80,11 @@ def placement_fields(placement: Placement, attempts: int) -> str:
         f"x-conductor-overlap-tokens: {placement.overlap_tokens}\r\n"
         f"x-conductor-predicted-ttft-ms: {placement.predicted_ttft_s * 1e3:.1f}\r\n"
     )
+
+
+def _field_text(name: str) -> str:
+    """A configured name as the value of a header field: percent-encoded where it could not stand there."""
+    return name if name.isascii() and name.isprintable() else quote(name)
 
 
 def response_head(
