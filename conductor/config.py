@@ -71,6 +71,7 @@ class RoutingConfig(_Section):
     max_attempts: Annotated[int, Field(ge=1)] = 3
     connect_timeout_s: Positive = 2.0
     prefill_timeout_s: Positive = 300.0
+    transfer_timeout_s: Positive = 30.0
     first_byte_timeout_s: Positive = 300.0
     token_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
     engine_tls: EngineTlsConfig = EngineTlsConfig()
@@ -224,6 +225,7 @@ class EmulationConfig(_Section):
     """The embedded emulated cluster: `2p2d` is two prefill and two decode instances, `4` four mixed ones."""
 
     cluster: str | None = None
+    protocol: Literal["vllm-nixl", "sglang"] = "vllm-nixl"
     model: str = "emulated-8b"
     profile: str = "llama-3.1-8b-h100"
     base_port: PortNumber = 0

@@ -174,16 +174,19 @@ class Delivery:
 
     # What the attempt reports
 
-    def engine_head(self, target: Target, body_bytes: int) -> bytes:
-        """The head of a request to an engine."""
+    def engine_head(self, target: Target, body_bytes: int, *, beside: bool = False) -> bytes:
+        """The head of a request to an engine, which may go on beside the one before it."""
         fields = self._fields
         if self._trace is not None:
-            fields += self._trace.leg(target)
+            fields += self._trace.leg(target, beside=beside)
         return request_head(self._exchange.url, target, fields, self._credentials, body_bytes)
 
-    def engine_answered(self, status: int) -> None:
+    def engine_answered(self, status: int, *, beside: bool = False) -> None:
         if self._trace is not None:
-            self._trace.answered(status)
+            if beside:
+                self._trace.answered_beside(status)
+            else:
+                self._trace.answered(status)
 
     def attempt_answered(self, status: int, body: bytes, content_type: bytes) -> None:
         """An engine refuses the request itself: another one would, too."""

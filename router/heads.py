@@ -63,7 +63,11 @@ def request_head(url: bytes, target: Target, fields: bytes, credentials: bytes, 
 
 
 def host_field(target: Target) -> str:
-    return f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"
+    return f"{host_in_url(target.host)}:{target.port}"
+
+
+def host_in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def placement_fields(placement: Placement, attempts: int) -> str:

@@ -29,6 +29,7 @@ class Leg:
         "connection",
         "deadline_s",
         "head",
+        "limit_s",
         "reads",
         "reads_seen",
         "sink",
@@ -36,11 +37,12 @@ class Leg:
     )
 
     def __init__(
-        self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
+        self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, limit_s: float
     ) -> None:
+        """``limit_s`` is how long its answer may take."""
         self.attempt = attempt
         self.target = target
-        self.deadline_s = deadline_s
+        self.expect(attempt.services.clock(), limit_s)
         self.connection: UpstreamConnection | None = None
         self.head: ResponseHead | None = None
         self.sink: list[bytes] | None = None
@@ -57,6 +59,11 @@ class Leg:
             self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
         else:
             self._send(connection)
+
+    def expect(self, now_s: float, limit_s: float) -> None:
+        """What comes next should be here ``limit_s`` from now."""
+        self.limit_s = limit_s
+        self.deadline_s = now_s + limit_s
 
     def abort(self) -> None:
         """Drop the request at once; the engine sees its connection close."""
@@ -178,9 +185,9 @@ class DecodeLeg(Leg):
     __slots__ = ("_events", "_held", "_last", "_tail", "_tail_before", "_whole_chunks", "_write", "started")
 
     def __init__(
-        self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
+        self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, limit_s: float
     ) -> None:
-        super().__init__(attempt, target, head, body, deadline_s)
+        super().__init__(attempt, target, head, body, limit_s)
         self.started = False
         self._whole_chunks = False
         self._held = b""

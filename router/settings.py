@@ -15,6 +15,7 @@ class RouterSettings:
     connect_timeout_s: float = 2.0
     bootstrap_timeout_s: float = 2.0  # of the server beside a prefill instance, which computes nothing
     prefill_timeout_s: float = 300.0  # whole prefill leg of a disaggregated request
+    transfer_timeout_s: float = 30.0  # of legs sent together: from prefill's answer to a stream's first byte
     first_byte_timeout_s: float = 300.0  # decode leg, up to the first body byte
     stall_timeout_s: float = 300.0  # silence in the middle of a response
     max_idle_connections: int = 256  # kept open per instance

@@ -61,6 +61,7 @@ def make_services(
             max_attempts=config.routing.max_attempts,
             connect_timeout_s=config.routing.connect_timeout_s,
             prefill_timeout_s=config.routing.prefill_timeout_s,
+            transfer_timeout_s=config.routing.transfer_timeout_s,
             first_byte_timeout_s=config.routing.first_byte_timeout_s,
             shutdown_timeout_s=int(config.server.shutdown_grace_s),
             log_requests=config.log.level in ("debug", "info"),

@@ -99,4 +99,4 @@ class MooncakeHandoff:
         return PrefillAnswer(msgspec.json.encode(transfer), cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
-        return body_with(request, model, "kv_transfer_params", transfer)
+        return body_with(request, model, {"kv_transfer_params": transfer})
