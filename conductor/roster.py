@@ -15,6 +15,7 @@ from conductor.costs import tables as t
 from conductor.placement import Role
 
 _UNLIMITED = np.iinfo(np.int64).max
+_JOINT = frozenset(("sglang",))  # protocols whose decode servers refuse what no prefill server computes
 _ROLES = {Role.PREFILL: t.PREFILL, Role.DECODE: t.DECODE, Role.MIXED: t.MIXED}
 
 
@@ -50,6 +51,7 @@ class Roster:
     cache_groups: list[CacheGroup]
     group_of: Ints  # of each rank, a position in ``cache_groups``; -1 for none
     block_size: int  # of the largest cache group
+    joint_protocols: int  # bits of those in which decode ranks compute no prompts
     excluded: dict[str, str]
 
 
@@ -116,6 +118,7 @@ def make_roster(
         if groups
         else DEFAULT_BLOCK_SIZE,
         excluded=excluded,
+        joint_protocols=sum(1 << number for name, number in protocols.items() if name in _JOINT),
     )
 
 

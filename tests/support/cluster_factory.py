@@ -20,6 +20,7 @@ def make_scheduler(
     aliases: dict[str, str] | None = None,
     lookup: IndexLookup | None = None,
     index: CacheIndex | None = None,
+    protocol: str = "vllm-nixl",
 ) -> Scheduler:
     """``lookup`` reads ``index``."""
     cluster = Cluster()
@@ -30,7 +31,7 @@ def make_scheduler(
                 url=f"http://10.0.0.{i}:8000",
                 role=ROLES[role],
                 instance_class=LLAMA_8B_H100,
-                protocol="vllm-nixl",
+                protocol=protocol,
             )
         )
     scheduler = Scheduler(
