@@ -219,6 +219,7 @@ class ModelConfig(_Section):
     name: str
     tokenizer: Path | None = None
     aliases: list[str] = []
+    pass_tokens: bool = False
 
 
 class EmulationConfig(_Section):

@@ -18,6 +18,7 @@ from router.errors import RequestError, internal_error, status_line
 from router.framing import ResponseHead
 from router.heads import Headers, client_request_id, placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
+from router.passed_tokens import with_token_ids
 from router.placement_view import placement_view
 from router.request_trace import RequestTrace
 from router.services import RouterServices, logger
@@ -254,6 +255,10 @@ class Exchange:
             except RequestError as error:
                 self.reply_error(error)
                 return
+        if request.model in self.services.settings.pass_tokens:
+            passed = with_token_ids(request, prompt)
+            self.services.metrics.prompts_passed_as_tokens += passed is not request
+            request = passed
         self._delivery = Delivery(self, self._headers, request, prompt, self._terms)
         self._delivery.place()
 

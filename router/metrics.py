@@ -68,6 +68,7 @@ class RouterMetrics(Collector):
         self.prompt_tokens = 0
         self.stream_failures = 0
         self.handoffs_without_transfer = 0
+        self.prompts_passed_as_tokens = 0
         self.registry = registry or CollectorRegistry()
         self.registry.register(self)
 
@@ -119,6 +120,11 @@ class RouterMetrics(Collector):
                 "conductor_handoffs_without_transfer",
                 "Prefill legs without KV transfer; the decode instance computed the prompt again.",
                 self.handoffs_without_transfer,
+            ),
+            (
+                "conductor_prompts_passed_as_tokens",
+                "Completion prompts that engines got as token ids instead of text.",
+                self.prompts_passed_as_tokens,
             ),
         )
 

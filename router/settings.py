@@ -25,4 +25,5 @@ class RouterSettings:
     linger_s: float = 2.0  # how long an over-long upload is drained so that its 413 can be read
     keep_alive_timeout_s: int = 75
     shutdown_timeout_s: int = 30  # streams may finish for that long
+    pass_tokens: frozenset[str] = frozenset()  # models whose engines get completion prompts as token ids
     log_requests: bool = True  # one line per request at level info; turn off where that is not shown

@@ -63,6 +63,9 @@ def make_services(
             prefill_timeout_s=config.routing.prefill_timeout_s,
             transfer_timeout_s=config.routing.transfer_timeout_s,
             first_byte_timeout_s=config.routing.first_byte_timeout_s,
+            pass_tokens=frozenset(
+                name for model in config.models if model.pass_tokens for name in (model.name, *model.aliases)
+            ),
             shutdown_timeout_s=int(config.server.shutdown_grace_s),
             log_requests=config.log.level in ("debug", "info"),
         ),
