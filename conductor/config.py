@@ -31,6 +31,7 @@ from cache_index.mooncake import DEFAULT_RECONCILE_S
 from conductor.access_config import ApiKeyConfig, SendableSecret, check_names
 from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import ConfigError, explain
 from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig, TracingConfig
@@ -118,10 +119,25 @@ class SchedulingConfig(_Section):
     objectives: ObjectivesConfig = ObjectivesConfig()
     suspend_after_failures: Annotated[int, Field(ge=1)] = 3
     suspend_s: Positive = 10.0
+    suspend_longest_s: Positive = 160.0
+    suspend_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    suspend_min_requests: Annotated[int, Field(ge=1)] = 20
+    suspend_window_s: Positive = 30.0
     records: Annotated[int, Field(ge=1)] = 10_000
     reservation_ttl_s: Positive = 600.0
     record: Path | None = None
     record_max_bytes: Annotated[int, Field(ge=1_000_000)] = 4 << 30
+
+    @property
+    def suspension(self) -> SuspensionPolicy:
+        return SuspensionPolicy(
+            after_failures=self.suspend_after_failures,
+            pause_s=self.suspend_s,
+            longest_pause_s=self.suspend_longest_s,
+            failure_rate=self.suspend_failure_rate,
+            min_requests=self.suspend_min_requests,
+            window_s=self.suspend_window_s,
+        )
 
     @model_validator(mode="after")
     def _known_policy(self) -> SchedulingConfig:

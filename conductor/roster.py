@@ -72,7 +72,7 @@ def make_roster(
         elif not instance.is_candidate(now_s):
             excluded[instance.instance_id] = f"{instance.health}: {instance.health_reason}"
             if instance.health is Health.SUSPENDED:
-                valid_until_s = min(valid_until_s, instance.suspended_until_s)
+                valid_until_s = min(valid_until_s, instance.circuit.suspended_until_s)
         else:
             owners += [instance] * len(instance.ranks)
             ranks += instance.ranks

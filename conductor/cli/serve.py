@@ -55,7 +55,7 @@ from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
 from conductor.rehearsal import rehearse
 from conductor.rest import Reservations, make_rest_router
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 from conductor.shared_pools import SharedPool
 from router import FrontDoorServer, create_app
 
@@ -151,7 +151,7 @@ async def _serve(config: Config) -> None:
                 config.scheduling.policy, config.scheduling.policy_parameters, config.scheduling.seed
             ),
             Objectives(**config.scheduling.objectives.model_dump()),
-            SuspensionPolicy(config.scheduling.suspend_after_failures, config.scheduling.suspend_s),
+            config.scheduling.suspension,
             aliases={alias: model.name for model in config.models for alias in model.aliases},
             calibrations=saved_calibrations(store),
             gate=make_gate(config.scheduling.admission, saved_lengths(store)),

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, Health, make_instance
 from conductor.costs import DEFAULT_LINKS, Distance
 from conductor.explanation import explain
@@ -24,7 +25,7 @@ from conductor.placement import (
     Usage,
 )
 from conductor.policies import make_policy
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 
 
 def test_the_instance_that_holds_the_prefix_prefills() -> None:
