@@ -70,6 +70,10 @@ class RoutingConfig(_Section):
     """Attempts, deadlines and pools of the data path."""
 
     max_attempts: Annotated[int, Field(ge=1)] = 3
+    retry_ratio: Annotated[float, Field(ge=0, le=1)] = 0.2
+    retry_burst: Annotated[float, Field(ge=1)] = 10.0
+    hedge_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    hedge_least_s: Positive = 0.05
     connect_timeout_s: Positive = 2.0
     prefill_timeout_s: Positive = 300.0
     transfer_timeout_s: Positive = 30.0

@@ -298,6 +298,7 @@ def _request(recorded: j.RecordedRequest, prompt: j.Prompt | None) -> PlacementR
         prefill_on=None if on is None else Holder(*on),
         excluded=frozenset(recorded.excluded),
         retry_of=recorded.retry_of,
+        hedge_of=recorded.hedge_of,
     )
 
 

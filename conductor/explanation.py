@@ -196,6 +196,7 @@ def _course(record: PlacementRecord, now_s: float) -> dict[str, Any]:
         "session": request.session,
         "priority": request.priority,
         "retry_of": request.retry_of,
+        "hedge_of": request.hedge_of,
         "prefill_rank": placement.prefill.rank,
         "decode_rank": placement.decode.rank,
         "disaggregated": placement.disaggregated,
@@ -335,4 +336,6 @@ def _why(record: PlacementRecord, c: Candidates) -> str:
         parts.append(f"it decodes, and computes the other {computed} tokens itself, which saves a hand-off")
     if record.request.retry_of is not None:
         parts.append(f"second attempt after placement {record.request.retry_of} failed")
+    if record.request.hedge_of is not None:
+        parts.append(f"asked beside placement {record.request.hedge_of}, which was late")
     return "; ".join(parts) + "."

@@ -104,6 +104,7 @@ class RecordedRequest(_Line, frozen=True):
     prefill_on: tuple[str, int] | None = None
     excluded: list[str] = []
     retry_of: str | None = None
+    hedge_of: str | None = None
 
 
 class Event(_Line, frozen=True, tag_field="event"):

@@ -297,6 +297,7 @@ def _recorded_request(request: PlacementRequest) -> j.RecordedRequest:
         prefill_on=None if on is None else (on.instance_id, on.rank),
         excluded=sorted(request.excluded),
         retry_of=request.retry_of,
+        hedge_of=request.hedge_of,
     )
 
 

@@ -15,6 +15,7 @@ from conductor.costs import tables as t
 from conductor.placement import Role
 
 _UNLIMITED = np.iinfo(np.int64).max
+_FAILED = "failed this request before"
 _JOINT = frozenset(("sglang",))  # protocols whose decode servers refuse what no prefill server computes
 _ROLES = {Role.PREFILL: t.PREFILL, Role.DECODE: t.DECODE, Role.MIXED: t.MIXED}
 
@@ -56,9 +57,14 @@ class Roster:
 
 
 def make_roster(
-    cluster: Cluster, index: CacheIndex, model: str, now_s: float, leave_out: frozenset[str] = frozenset()
+    cluster: Cluster,
+    index: CacheIndex,
+    model: str,
+    now_s: float,
+    leave_out: frozenset[str] = frozenset(),
+    why: str = _FAILED,
 ) -> Roster | None:
-    """None when no instance serves the model. ``leave_out`` names instances that failed the request before."""
+    """None when no instance serves the model. ``leave_out`` names instances that must not get the request."""
     serving = [instance for instance in cluster if instance.serves(model)]
     if not serving:
         return None
@@ -68,7 +74,7 @@ def make_roster(
     valid_until_s = float("inf")
     for instance in serving:
         if instance.instance_id in leave_out:
-            excluded[instance.instance_id] = "failed this request before"
+            excluded[instance.instance_id] = why
         elif not instance.is_candidate(now_s):
             excluded[instance.instance_id] = f"{instance.health}: {instance.health_reason}"
             if instance.health is Health.SUSPENDED:

@@ -34,6 +34,7 @@ class Attempt:
     """
 
     __slots__ = (
+        "_beside",
         "_decode",
         "_handoff",
         "_open",
@@ -49,7 +50,15 @@ class Attempt:
         "transport",
     )
 
-    def __init__(self, delivery: Delivery, request: InferenceRequest, placement: Placement) -> None:
+    def __init__(
+        self,
+        delivery: Delivery,
+        request: InferenceRequest,
+        placement: Placement,
+        *,
+        beside: bool = False,
+    ) -> None:
+        """``beside`` another attempt at the same request, which goes on."""
         self.delivery = delivery
         self.placement = placement
         self.services = delivery.services
@@ -57,6 +66,7 @@ class Attempt:
         self.endpoint = delivery.endpoint
         self.client_takes_chunks = delivery.client_takes_chunks
         self._request = request
+        self._beside = beside
         self._open = True  # the placement has not ended yet
         self._handoff: Handoff | JointHandoff | None = None
         self._prefill_answer: PrefillAnswer | None = None
@@ -126,7 +136,7 @@ class Attempt:
         self._decode.start()
 
     def _head(self, target: Target, body: bytes | bytearray) -> bytes:
-        return self.delivery.engine_head(target, len(body))
+        return self.delivery.engine_head(target, len(body), beside=self._beside)
 
     # What the legs report
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from conductor.placement import (
+    FailureKind,
     InstanceFailure,
     Placement,
     PlacementError,
@@ -26,9 +27,10 @@ from router.attempt import Attempt
 from router.errors import RequestError
 from router.framing import ResponseHead
 from router.heads import Headers, forwarded_fields, request_head
+from router.hedging import FirstBytes, Hedge
 from router.inference import InferenceRequest
 from router.legs import DecodeLeg
-from router.refusals import given_up, not_placed
+from router.refusals import given_up, not_placed, not_retried
 from router.services import logger
 from router.terms import RequestTerms
 from router.tokens import Prompt
@@ -48,8 +50,10 @@ class Delivery:
         "_credentials",
         "_exchange",
         "_fields",
+        "_hedge",
         "_prompt",
         "_request",
+        "_sent_s",
         "_terms",
         "_timer",
         "_trace",
@@ -89,6 +93,8 @@ class Delivery:
         if exchange.services.keys is not None:
             self._credentials = b""  # a key to this router is nothing that engines should see
         self._attempt: Attempt | None = None
+        self._sent_s = 0.0
+        self._hedge: Hedge | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tried: list[InstanceFailure] = []
 
@@ -141,6 +147,7 @@ class Delivery:
 
     def refused(self, error: PlacementError) -> None:
         """There is no placement, at once or after a wait, or it was taken back."""
+        self._end_hedge()
         self._attempt = None
         try:
             if self._trace is not None:
@@ -160,12 +167,16 @@ class Delivery:
         try:
             self._count(placement)
             attempt.start()
+            if self.services.first_bytes is not None:
+                self._watch(attempt, self.services.first_bytes)
         except Exception:
             self.fail_unexpectedly()
 
     def _count(self, placement: Placement) -> None:
         if self._trace is not None:
             self._trace.placed(placement)
+        if self.attempts == 1:
+            self.services.retry_budget.requested(placement.model)
         if self.attempts == 1 and self.endpoint.computes:
             metrics = self.services.metrics
             metrics.token_source[self._prompt.source] += 1
@@ -199,11 +210,7 @@ class Delivery:
         self._exchange.reply_error(error)
 
     def attempt_failed(self, attempt: Attempt, failure: InstanceFailure) -> None:
-        """Ask for another placement, as long as attempts are left."""
-        self._attempt = None
-        services = self.services
-        if self._trace is not None:
-            self._trace.failed(failure.kind.value, failure.detail)
+        """Ask for another placement, as long as attempts are left; or wait for the one beside it."""
         self._tried.append(failure)
         logger.warning(
             "attempt failed",
@@ -214,17 +221,35 @@ class Delivery:
             detail=failure.detail,
             attempt=self.attempts,
         )
-        if self.attempts >= services.settings.max_attempts:
+        hedge, self._hedge = self._hedge, None
+        if hedge is not None and (other := hedge.failed(attempt)) is not None:
+            self._go_on_with(other)
+            return
+        self._attempt = None
+        if self._trace is not None:
+            self._trace.failed(failure.kind.value, failure.detail)
+        self._retry(attempt.placement.model, failure)
+
+    def _retry(self, model: str, failure: InstanceFailure) -> None:
+        metrics, settings = self.services.metrics, self.services.settings
+        if self.attempts >= settings.max_attempts:
             self._exchange.reply_error(given_up(self._tried))
             return
-        services.metrics.retries[failure.kind] += 1
-        longest_s = services.settings.retry_backoff_s * 2.0 ** (self.attempts - 1)
-        delay_s = longest_s * random.uniform(0.5, 1.0)
+        if not self.services.retry_budget.take(model):
+            metrics.retries_denied[failure.kind] += 1
+            self._exchange.reply_error(not_retried(self._tried))
+            return
+        metrics.retries[failure.kind] += 1
+        delay_s = 0.0  # nobody is overloaded because one instance is gone
+        if failure.kind is not FailureKind.UNREACHABLE or self.attempts > 1:
+            delay_s = settings.retry_backoff_s * 2.0 ** (self.attempts - 1) * random.uniform(0.5, 1.0)
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.place)
 
     def response_started(self, attempt: Attempt, leg: DecodeLeg, head: ResponseHead, now_s: float) -> bytes:
         """Returns the client's head."""
         exchange = self._exchange
+        if self.services.first_bytes is not None:
+            self._settle(attempt, self.services.first_bytes, now_s, succeeded=head.status < 300)
         self._request.release()
         if head.status < 300 and self._request.stream:
             self.services.metrics.ttft_s.observe(now_s - exchange.started_s)
@@ -263,6 +288,49 @@ class Delivery:
             self._exchange.keep_alive = False
         self._exchange.complete()
 
+    # A second instance beside one that is late
+
+    def _watch(self, attempt: Attempt, first_bytes: FirstBytes) -> None:
+        placement = attempt.placement
+        self._sent_s = self.services.clock()
+        if self.attempts > 1 or placement.disaggregated or not self.endpoint.computes:
+            return
+        delay_s = first_bytes.late_after_s(placement.model, self._request.stream)
+        if delay_s is not None:
+            self._hedge = Hedge(self, attempt, delay_s)
+
+    def _settle(self, winner: Attempt, first_bytes: FirstBytes, now_s: float, *, succeeded: bool) -> None:
+        """The response has begun."""
+        hedge, self._hedge = self._hedge, None
+        two = hedge is not None and hedge.second is not None
+        if succeeded and (two or self.attempts == 1):
+            first_bytes.observe(winner.placement.model, self._request.stream, now_s - self._sent_s)
+        if hedge is not None:
+            hedge.settle(winner)
+        if two:
+            self._go_on_with(winner)
+
+    def asked_beside(self, placement: Placement) -> PlacementRequest:
+        """For another instance than that placement's; limits of keys have been counted."""
+        excluded = frozenset((placement.prefill.instance_id,))
+        hedge_of = placement.placement_id
+        return replace(self._asked(), excluded=excluded, retry_of=None, hedge_of=hedge_of, grant=0)
+
+    def attempt_beside(self, placement: Placement) -> Attempt:
+        self.attempts += 1
+        return Attempt(self, self._request, placement, beside=True)
+
+    def _end_hedge(self) -> None:
+        hedge, self._hedge = self._hedge, None
+        if hedge is not None:
+            hedge.end()
+
+    def _go_on_with(self, attempt: Attempt) -> None:
+        """Of two that were asked, the other one is left."""
+        if self._trace is not None:
+            self._trace.settled(first=attempt is self._attempt)
+        self._attempt, self.placement = attempt, attempt.placement
+
     def tell(self, report: Callable[..., None], *arguments: object) -> None:
         """Report to the scheduler; a fault of its must not cost the client its response."""
         try:
@@ -283,13 +351,18 @@ class Delivery:
 
     def check_deadline(self, now_s: float) -> None:
         """Give a silent engine up. Called periodically."""
-        if self._attempt is not None:
-            self._attempt.check_deadline(now_s, client_reads=not self._exchange.door.flow.write_paused)
+        client_reads = not self._exchange.door.flow.write_paused
+        for attempt in self._attempts_under_way():
+            attempt.check_deadline(now_s, client_reads=client_reads)
 
     def instance_lost(self, instance_id: str, reason: str) -> None:
         """Place anew what waits for an instance that is down."""
-        if self._attempt is not None:
-            self._attempt.instance_lost(instance_id, reason)
+        for attempt in self._attempts_under_way():
+            attempt.instance_lost(instance_id, reason)
+
+    def _attempts_under_way(self) -> list[Attempt]:
+        both = (self._attempt, None if self._hedge is None else self._hedge.second)
+        return [attempt for attempt in both if attempt is not None]
 
     def placement_revoked(self, placement_id: str, error: PlacementError) -> None:
         """Answer with the refusal; a response that has begun goes on."""
@@ -311,6 +384,7 @@ class Delivery:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._end_hedge()
         attempt, self._attempt = self._attempt, None
         usage = None if attempt is None else attempt.stop(reason)
         if usage is None:

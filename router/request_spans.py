@@ -93,6 +93,9 @@ class UnrecordedTrace:
     def answered_beside(self, status: int) -> None:
         pass
 
+    def settled(self, *, first: bool) -> None:
+        pass
+
     def failed(self, kind: str, detail: str) -> None:
         pass
 
@@ -175,6 +178,13 @@ class RecordedTrace:
     def answered_beside(self, status: int) -> None:
         if self._beside is not None:
             self._beside.set_attribute("http.response.status_code", status)
+        self._end_beside()
+
+    def settled(self, *, first: bool) -> None:
+        if first:
+            self._step, self._beside = self._beside, self._step
+        if self._beside is not None:
+            self._beside.set_attribute("conductor.given_up", True)
         self._end_beside()
 
     def failed(self, kind: str, detail: str) -> None:

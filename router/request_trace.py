@@ -42,6 +42,9 @@ class RequestTrace(Protocol):
     def answered_beside(self, status: int) -> None:
         """By the engine of the leg that another one was begun beside."""
 
+    def settled(self, *, first: bool) -> None:
+        """Of two legs beside each other only the first one, or the later, goes on."""
+
     def failed(self, kind: str, detail: str) -> None:
         """The current step, which ends with it; there may be another attempt."""
 

@@ -12,6 +12,10 @@ class RouterSettings:
     max_body_bytes: int = 64 * 1024 * 1024  # a larger request is answered with 413
     max_attempts: int = 3  # placements tried per request, the first one included
     retry_backoff_s: float = 0.02  # before the first retry; doubled each time, jittered by half
+    retry_ratio: float = 0.2  # further attempts that requests of a model may cost, as a part of their number
+    retry_burst: float = 10.0  # and as many at once
+    hedge_quantile: float | None = None  # of times to the first byte, beyond which a second instance is asked
+    hedge_least_s: float = 0.05  # and not before
     connect_timeout_s: float = 2.0
     bootstrap_timeout_s: float = 2.0  # of the server beside a prefill instance, which computes nothing
     prefill_timeout_s: float = 300.0  # whole prefill leg of a disaggregated request

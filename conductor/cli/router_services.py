@@ -59,6 +59,10 @@ def make_services(
         settings=RouterSettings(
             max_body_bytes=config.server.max_body_bytes,
             max_attempts=config.routing.max_attempts,
+            retry_ratio=config.routing.retry_ratio,
+            retry_burst=config.routing.retry_burst,
+            hedge_quantile=config.routing.hedge_quantile,
+            hedge_least_s=config.routing.hedge_least_s,
             connect_timeout_s=config.routing.connect_timeout_s,
             prefill_timeout_s=config.routing.prefill_timeout_s,
             transfer_timeout_s=config.routing.transfer_timeout_s,
