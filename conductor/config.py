@@ -59,6 +59,7 @@ class ServerConfig(_Section):
     host: str = "127.0.0.1"
     port: PortNumber = 8000
     workers: Annotated[int, Field(ge=1, le=256)] = 1  # router processes; 1: in the conductor's own
+    worker_timeout_s: Annotated[float, Field(ge=2)] = 10.0
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
     admin_token: SendableSecret | None = None
