@@ -201,7 +201,6 @@ class Attempt:
         services, now_s = self.services, self.services.clock()
         leg.expect(now_s, services.settings.stall_timeout_s)
         leg.forget_request()
-        self.delivery.engine_answered(head.status)
         if head.status >= 300:
             self._drop_prefill()
         else:

@@ -250,6 +250,7 @@ class Delivery:
         exchange = self._exchange
         if self.services.first_bytes is not None:
             self._settle(attempt, self.services.first_bytes, now_s, succeeded=head.status < 300)
+        self.engine_answered(head.status)
         self._request.release()
         if head.status < 300 and self._request.stream:
             self.services.metrics.ttft_s.observe(now_s - exchange.started_s)
@@ -329,6 +330,7 @@ class Delivery:
         """Of two that were asked, the other one is left."""
         if self._trace is not None:
             self._trace.settled(first=attempt is self._attempt)
+            self._trace.placed(attempt.placement)
         self._attempt, self.placement = attempt, attempt.placement
 
     def tell(self, report: Callable[..., None], *arguments: object) -> None:
