@@ -122,6 +122,7 @@ class RouterServices:
         shortest_s = min(
             settings.first_byte_timeout_s,
             settings.prefill_timeout_s,
+            settings.transfer_timeout_s,
             settings.stall_timeout_s,
             settings.idle_timeout_s,
         )
