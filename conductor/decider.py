@@ -216,7 +216,8 @@ class Decider:
     def _roster(self, request: PlacementRequest, model: str, now_s: float) -> Roster:
         """The candidates; gathered anew only when the cluster changed, or for a retry."""
         if request.excluded:
-            roster = make_roster(self._cluster, self._index, model, now_s, request.excluded)
+            why = {} if request.hedge_of is None else {"why": "has this request already"}
+            roster = make_roster(self._cluster, self._index, model, now_s, request.excluded, **why)
         else:
             roster = self._rosters.get(model)
             if roster is None or roster.version != self._cluster.version or now_s >= roster.valid_until_s:

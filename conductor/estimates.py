@@ -69,6 +69,10 @@ class Estimates(Candidates):
         return self.roster.protocol
 
     @property
+    def joint_protocols(self) -> int:
+        return self.roster.joint_protocols
+
+    @property
     def fits(self) -> Flags:
         flags: Flags = self.roster.limit_tokens > self.prompt_tokens
         return flags

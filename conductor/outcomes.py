@@ -25,6 +25,7 @@ class Tally:
     refused: int = 0
     ended: Counter[str] = field(default_factory=Counter)  # by outcome
     disaggregated: int = 0
+    prefills_skipped: int = 0  # decode instances that compute what they lack themselves
     under_way: int = 0  # placements under way, summed over placements made
     held_s: float = 0.0  # arrival to placement
     prefill_s: float = 0.0  # predicted, of the placements made
@@ -74,6 +75,7 @@ class Outcomes:
         tally.placed += 1
         tally.under_way += under_way
         tally.disaggregated += placement.disaggregated
+        tally.prefills_skipped += record.skips_prefill
         tally.held_s += record.held_s
         tally.prefill_s += placement.plan.prefill_s
         tally.prompt_tokens += request.prompt_tokens

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from cache_index import CacheIndex, Holder
 from conductor.admission import Gate
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.costs import InstanceClass, Topology
 from conductor.placement import Objectives
 from conductor.policies import Policy
 from conductor.prefix_lookup import IndexLookup
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 from conductor.shared_pools import SharedPool
 from simulator.cluster.specification import ClusterSpec, InstanceSpec
 from simulator.cluster.workload import BLOCK_TOKENS
