@@ -7,7 +7,6 @@ cache and of their gauges as the router and the event streams would tell it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from math import inf
 from typing import Final
 
@@ -91,7 +90,7 @@ class ClusterSimulation:
         """Simulate until every request has ended; ``on_end`` is called for each. To be called once."""
         workload = list(requests)
         if not self._cluster.prefix_caching:
-            workload = [replace(request, hashes=_NO_HASHES) for request in workload]
+            workload = [msgspec.structs.replace(request, hashes=_NO_HASHES) for request in workload]
         hashes, starts = flat_hashes([request.hashes for request in workload])
         self._first_hash = {request.number: start for request, start in zip(workload, starts, strict=True)}
         self.engines = Engines(
