@@ -162,3 +162,19 @@ class Outcomes:
             while buckets[0][0] <= number - _BUCKETS:
                 self._older.add(buckets.popleft()[1])
         return self._latest
+
+
+class Untold(Outcomes):
+    """Counts nothing, where nobody asks: a simulation knows better what became of its requests."""
+
+    def placed(self, record: PlacementRecord, under_way: int) -> None:
+        pass
+
+    def refused(self, now_s: float) -> None:
+        pass
+
+    def reported(self, before: ReportedLoad | None, load: ReportedLoad) -> None:
+        pass
+
+    def ended(self, record: PlacementRecord, ttft_objective_s: float, tbt_objective_s: float) -> None:
+        pass

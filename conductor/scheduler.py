@@ -66,6 +66,7 @@ class Scheduler:
         calibrations: dict[str, Calibration] | None = None,
         lookup: PrefixLookup | None = None,
         gate: Gate | None = None,
+        outcomes: Outcomes | None = None,
         id_prefix: str = "",
         records: int = 10_000,
     ) -> None:
@@ -74,7 +75,7 @@ class Scheduler:
         self.policy = policy
         self.suspension = suspension
         self.records = RecordLog(records)
-        self.outcomes = Outcomes()
+        self.outcomes = Outcomes() if outcomes is None else outcomes
         self.gate = Gate() if gate is None else gate
         self._lookup = IndexLookup(index) if lookup is None else lookup
         self._books = Books(cluster, self._lookup, calibrations, objectives.tbt_share)

@@ -55,9 +55,7 @@ class _Kind(msgspec.Struct, frozen=True, gc=False):
     tenant_row: int
 
     def has(self, request: PlacementRequest) -> bool:
-        return (
-            request.tenant == self.tenant and request.route == self.route and request.model == self.model
-        )
+        return request.tenant == self.tenant and request.route == self.route and request.model == self.model
 
 
 class OutputLengths:
