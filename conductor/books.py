@@ -66,9 +66,8 @@ class Books:
         rank.placements += 1
         if not whole:
             decode.placements += 1
-            self._cluster.write(decode)
-        self._cluster.write(rank)
-        self._cluster.expose(decode, self._tbt_share, now_s)
+            self._cluster.write(rank)
+        self._cluster.settle(decode, self._tbt_share, now_s)
         if record.peer is not None:
             self.transfer(record, record.peer, rank)
         if record.cache_group is not None:
@@ -118,13 +117,12 @@ class Books:
 
     def end_decode(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
         """Release what the decode took; its pace teaches the calibration if ``learn``."""
-        placement_id = record.placement.placement_id
-        borne_s = record.decode.exposure.ended(placement_id, record.decode.queue_s(now_s))
+        placement_id, rank = record.placement.placement_id, record.decode
+        borne_s = rank.exposure.ended(placement_id, rank.queue_s(now_s))
         if learn:
             self._learn_decode(record, now_s, borne_s)
-        record.decode.end_decode(placement_id)
-        self._cluster.write(record.decode)
-        self._cluster.expose(record.decode, self._tbt_share, now_s)
+        rank.end_decode(placement_id)
+        self._cluster.settle(rank, self._tbt_share, now_s)
 
     def _learn_decode(self, record: PlacementRecord, now_s: float, borne_s: float) -> None:
         """The mean gap between a streamed answer's tokens, beside what the decode rank's load predicts.

@@ -104,7 +104,7 @@ class Scheduler:
         self._active[record.placement.placement_id] = record
         for dropped in self.records.add(record):
             self._decider.recycle(dropped)
-        self._assumed.placed(record, self.cluster[record.prefill.holder.instance_id], now_s)
+        self._assumed.placed(record, self.cluster, now_s)
         self.outcomes.placed(record, len(self._active))
         return record.placement
 

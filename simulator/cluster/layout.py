@@ -18,7 +18,7 @@ from simulator.cluster.specification import ClusterSpec, InstanceSpec
 from simulator.cluster.workload import BLOCK_TOKENS
 
 MODEL = "simulated"
-_RECORDS = 1  # placements are not asked about afterwards
+_RECORDS = 0  # placements are not asked about afterwards
 
 
 def make_scheduler(
