@@ -1,67 +1,103 @@
-"""Tier actions, the orders that move cache between tiers and instances, and who carries them out."""
+"""Tier actions: the orders that move, keep and drop cache, what they promise, and who can carry them out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import structlog
+import numpy as np
+from numpy.typing import NDArray
 
-from cache_index import Holder, Tier
-
-_log = structlog.get_logger(__name__)
+from cache_index import Holder, Namespace, Tier
 
 
 class ActionKind(StrEnum):
-    REPLICATE = "replicate"
-    PROMOTE = "promote"
-    DEMOTE = "demote"
-    PREFETCH = "prefetch"
+    REPLICATE = "replicate"  # a copy for another holder, where load is going
+    MOVE = "move"  # the same, and the source drops its own
+    PROMOTE = "promote"  # to a faster tier of the same holder, for a request that waits
+    PREFETCH = "prefetch"  # the same, for one that is expected
+    DEMOTE = "demote"  # to a slower tier
+    EVICT = "evict"  # drop from a tier; without a prefix, everything there
     PIN = "pin"
     UNPIN = "unpin"
     COMPRESS = "compress"
-    EVICT = "evict"
+    DECOMPRESS = "decompress"
 
 
-@dataclass(frozen=True, slots=True)
+class Place(NamedTuple):
+    """One tier of one holder (an instance, or a shared pool)."""
+
+    holder: Holder
+    tier: Tier
+
+    def __str__(self) -> str:
+        return f"{self.holder.instance_id}/{self.tier.name.lower()}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """A prompt's beginning as the index names it: sequence hashes, and the tokens where they are known.
+
+    Executors that key their chunks by tokens (LMCache) can do nothing without them, and need the salt beside
+    them, which in ``hashes`` is included.
+    """
+
+    namespace: Namespace
+    hashes: NDArray[np.uint64]
+    token_ids: NDArray[np.uint32] | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TierAction:
-    """One order, with what it should bring and cost, and why."""
+    """One order for blocks ``start`` to ``stop`` of a prefix, with what it should bring and cost, and why.
 
+    ``source`` is None where nothing is read (evict, pin, unpin); ``prefix`` only to evict a whole tier.
+    ``benefit_s`` are the seconds of time to first token that it should save, probability included; ``cost_s``
+    what it costs others on the links that it uses. Done after ``deadline_s`` it is of no use.
+    """
+
+    action_id: str
     kind: ActionKind
-    source: Holder
-    source_tier: Tier
-    target: Holder
-    target_tier: Tier
-    sequence_hashes: tuple[int, ...]
+    prefix: Prefix | None
+    start: int
+    stop: int
+    source: Place | None
+    target: Place
+    kv_bytes: int
     benefit_s: float
     cost_s: float
-    kv_bytes: int
+    deadline_s: float
     reason: str
+
+    @property
+    def blocks(self) -> int:
+        return self.stop - self.start
+
+
+class ExecutionError(Exception):
+    """An action could not be carried out. ``retryable``: the same order may succeed later."""
+
+    def __init__(self, detail: str, *, retryable: bool = False) -> None:
+        super().__init__(detail)
+        self.retryable = retryable
 
 
 class Executor(Protocol):
-    """Carries out the kinds of action it can; never on a request's critical path."""
+    """Carries out the actions that it can; never on a request's critical path."""
 
     @property
-    def capabilities(self) -> frozenset[ActionKind]: ...
+    def name(self) -> str: ...
 
-    async def execute(self, action: TierAction) -> None:
-        """Returns when the action has completed. Raises RuntimeError saying why it could not."""
+    def can(self, kind: ActionKind, source: Place | None, target: Place) -> bool:
+        """Whether this executor carries out such an action between such places; the planner asks for no other."""
         ...
 
+    async def execute(self, action: TierAction) -> int:
+        """Returns, when the action has completed, for how many blocks of its range it holds now.
 
-class DryRunExecutor:
-    """Only says what it would do."""
-
-    capabilities = frozenset(ActionKind)
-
-    async def execute(self, action: TierAction) -> None:
-        _log.info(
-            "tier action (dry run)",
-            kind=action.kind,
-            source=action.source.instance_id,
-            target=action.target.instance_id,
-            blocks=len(action.sequence_hashes),
-            reason=action.reason,
-        )
+        Fewer than `TierAction.blocks` when the source had lost some. Raises ExecutionError saying why nothing
+        was done. Cancelled, it stops waiting; what the store has begun it may finish.
+        """
+        ...

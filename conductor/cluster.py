@@ -351,6 +351,13 @@ class Cluster:
         if rank.row != NO_ROW:
             rank.exposure.write(self.tables, rank.row, tbt_share, now_s)
 
+    def settle(self, rank: RankState, tbt_share: float, now_s: float) -> None:
+        """`write` and `expose`."""
+        if rank.row != NO_ROW:
+            tables = self.tables
+            rank.write(tables.loads)
+            rank.exposure.write(tables, rank.row, tbt_share, now_s)
+
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""
         expected = self.tables.loads.copy()

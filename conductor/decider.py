@@ -96,7 +96,9 @@ class Decider:
             raise NoInstanceError(reason)
         prefill, decode = roster.ranks[choice.prefill], roster.ranks[choice.decode]
         plan = plan_of(candidates, choice)
-        moving_s = hand_off_s(candidates, choice.prefill, choice.decode)
+        moving_s = 0.0
+        if decode is not prefill:
+            moving_s = hand_off_s(candidates, choice.prefill, choice.decode)
         seconds = candidates.seconds
         group = roster.group_of.item(choice.prefill)
         # By position: by name a struct takes five times as long to make.

@@ -72,6 +72,7 @@ class RecordLog:
     """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates.
 
     A record keeps the estimates of all its candidates, 116 bytes each: in a large cluster memory bounds the log.
+    With a ``capacity`` of 0 none is kept.
     """
 
     MAX_CANDIDATES = 200_000
@@ -82,8 +83,11 @@ class RecordLog:
         self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
 
     def add(self, record: PlacementRecord) -> list[Estimates]:
-        """Returns the candidates of the records that left."""
+        """Returns the candidates of the records that left: its own if none are kept."""
         assert record.candidates is not None
+        if not self._capacity:
+            candidates, record.candidates = record.candidates, None
+            return [candidates]
         records = self._records
         records[record.placement.placement_id] = record
         self._candidates += len(record.candidates.held)

@@ -58,6 +58,7 @@ class Scheduler:
         calibrations: dict[str, Calibration] | None = None,
         lookup: PrefixLookup | None = None,
         gate: Gate | None = None,
+        outcomes: Outcomes | None = None,
         id_prefix: str = "",
         records: int = 10_000,
     ) -> None:
@@ -66,7 +67,7 @@ class Scheduler:
         self.policy = policy
         self._circuits = CircuitBreaker(cluster, suspension)
         self.records = RecordLog(records)
-        self.outcomes = Outcomes()
+        self.outcomes = Outcomes() if outcomes is None else outcomes
         self.gate = Gate() if gate is None else gate
         self._lookup = IndexLookup(index) if lookup is None else lookup
         self._books = Books(cluster, self._lookup, calibrations, objectives.tbt_share)
@@ -96,7 +97,7 @@ class Scheduler:
         for dropped in self.records.add(record):
             self._decider.recycle(dropped)
         self._circuits.placed(record)
-        self._assumed.placed(record, self.cluster[record.prefill.holder.instance_id], now_s)
+        self._assumed.placed(record, self.cluster, now_s)
         self.outcomes.placed(record, len(self._active))
         return record.placement
 
@@ -152,7 +153,8 @@ class Scheduler:
             return
         record.first_token_s = now_s
         self.gate.started(placement_id, now_s)
-        self._books.end_transfer(record)
+        if record.transfer is not None:
+            self._books.end_transfer(record)
         instance = self.cluster.get(record.placement.decode.instance_id)
         if instance is not None:
             self._circuits.succeeded(instance.instance_id, placement_id, now_s)
@@ -263,7 +265,8 @@ class Scheduler:
     def report_load(self, instance_id: str, rank: int, load: ReportedLoad) -> None:
         """Gauges of one rank, polled from its engine."""
         state = self.cluster[instance_id].ranks[rank]
-        self.outcomes.reported(state.reported, load)
+        if load.preemptions is not None:
+            self.outcomes.reported(state.reported, load)
         self.cluster.report(state, load)
 
     def calibration(self, instance_class: InstanceClass) -> Calibration:
@@ -373,12 +376,15 @@ class Scheduler:
         if record is None:
             return None
         record.usage = usage
+        finished = outcome == "finished"
         self.gate.ended(placement_id)
-        if outcome == "finished" and usage is not None and usage.output_tokens:
+        if finished and usage is not None and usage.output_tokens:
             self.gate.observe(record.request, usage.output_tokens)
-        self._books.end_prefill(record, now_s, learn=False)
-        self._books.end_transfer(record)
-        self._books.end_decode(record, now_s, learn=outcome == "finished" and record.request.streamed)
+        if record.first_token_s is None and record.prefill_finished_s is None:
+            self._books.end_prefill(record, now_s, learn=False)
+        if record.transfer is not None:
+            self._books.end_transfer(record)
+        self._books.end_decode(record, now_s, learn=finished and record.request.streamed)
         record.ended_s, record.outcome = now_s, outcome
         objectives = self._decider.objectives_of(record.request)
         self.outcomes.ended(record, objectives.ttft_s, objectives.tbt_s)

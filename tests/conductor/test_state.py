@@ -4,10 +4,7 @@ from pathlib import Path
 
 import pytest
 from cluster_factory import make_scheduler, request
-from structlog.testing import capture_logs
 
-from cache_index import Holder, Tier
-from conductor.actions import ActionKind, DryRunExecutor, TierAction
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cli.learned import save_learned, saved_calibrations, saved_lengths
 from conductor.placement import Usage
@@ -33,27 +30,6 @@ def test_files_survive_and_keys_cannot_leave_the_folder(tmp_path: Path) -> None:
     assert FileStateStore(tmp_path).get("a") == b"1"
     with pytest.raises(ValueError, match="state key"):
         FileStateStore(tmp_path).put("../a", b"1")
-
-
-async def test_a_dry_run_only_tells() -> None:
-    action = TierAction(
-        kind=ActionKind.REPLICATE,
-        source=Holder("a"),
-        source_tier=Tier.DEVICE,
-        target=Holder("b"),
-        target_tier=Tier.HOST,
-        sequence_hashes=(1, 2),
-        benefit_s=1.0,
-        cost_s=0.1,
-        kv_bytes=4096,
-        reason="hot",
-    )
-    executor = DryRunExecutor()
-    assert action.kind in executor.capabilities
-    with capture_logs() as logs:
-        await executor.execute(action)
-    assert logs[0]["source"] == "a"
-    assert logs[0]["blocks"] == 2
 
 
 def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
