@@ -90,7 +90,7 @@ class ClusterSimulation:
     def run(self, requests: Iterable[Request], on_end: Callable[[], None] = lambda: None) -> Simulated:
         """Simulate until every request has ended; ``on_end`` is called for each. To be called once.
 
-        Python's collector rests meanwhile: nothing here makes cycles, and it would visit all requests again and again.
+        Python's collector rests meanwhile: nothing here makes cycles, and it would visit all requests many times.
         """
         collects = gc.isenabled()
         gc.disable()
