@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from cache_index import Tier
 from conductor.cluster import Cluster, InstanceState, PendingPrefill, RankState
 from conductor.costs import Calibration, InstanceClass
+from conductor.costs import kernels as k
 from conductor.explanation import PlacementRecord
 from conductor.prefix_lookup import PrefixLookup
 
@@ -44,7 +46,9 @@ class Books:
 
     def reserve(self, record: PlacementRecord, now_s: float) -> None:
         """Book the work and the transfers of a placement, so that the next decision sees them."""
-        placement, request = record.placement, record.request
+        placement, request, candidates = record.placement, record.request, record.candidates
+        assert candidates is not None
+        prefill, decode = record.choice.prefill, record.choice.decode
         record.prefill.add_prefill(
             placement.placement_id,
             PendingPrefill(
@@ -56,14 +60,12 @@ class Books:
             now_s,
         )
         record.decode.add_decode(placement.placement_id, request.prompt_tokens + record.output_tokens // 2)
-        assert record.candidates is not None
         record.decode.exposure.placed(
             placement.placement_id,
             placement.plan.prefill_s if record.decode is record.prefill else 0.0,
             record.output_tokens,
             record.candidates.tbt_objective_s,
-            long=record.queue_s > 0.0
-            or placement.plan.prefill_s + placement.predicted_tbt_s > record.candidates.tbt_objective_s,
+            long=k.is_long(candidates.seconds.item(k.STEP_S, prefill), candidates.tbt_objective_s),
         )
         record.prefill.placements += 1
         if record.decode is not record.prefill:
@@ -71,6 +73,10 @@ class Books:
             self._cluster.write(record.decode)
         self._cluster.write(record.prefill)
         self._cluster.expose(record.decode, self._tbt_share, now_s)
+        if decode != prefill:
+            self._cluster.store(record.prefill, request.prompt_tokens - placement.overlap_tokens, now_s)
+        held = candidates.held.item(decode, Tier.DEVICE)
+        self._cluster.store(record.decode, request.prompt_tokens - held + record.output_tokens, now_s)
         if record.peer is not None:
             self.transfer(record, record.peer, record.prefill)
         if record.cache_group is not None:
