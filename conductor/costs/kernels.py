@@ -44,9 +44,9 @@ EVICTION_WEIGHT: Final = 6.0
 SPARE: Final = 0.3
 LEAST_SPARE: Final = 0.03
 
-# Steps are filled up by prompts that nobody has sent yet: one that is to last for three quarters of a TBT objective
-# may already exceed it, one of the whole objective is taken to.
-LONG: Final = 0.75
+# Steps are filled up by prompts that nobody has sent yet: one that is to last for half a TBT objective may already
+# exceed it, one of the whole objective is taken to.
+LONG: Final = 0.5
 
 # ---- rows of the estimates in seconds ----
 QUEUE_S: Final = 0
@@ -93,14 +93,16 @@ def is_long(step_s: float, tbt_objective_s: float) -> bool:
 
 
 @_kernel
-def _evicted(loads: Floats, row: int, capacity: float, used: float, now_s: float) -> float:
-    """Seconds of others' that a second of prefill costs by what it evicts; ``used``: tokens of requests under way."""
+def _evicted(loads: Floats, row: int, capacity: float, now_s: float) -> float:
+    """Seconds of others' that a second of prefill costs by what it evicts."""
     stored = loads[row, t.STORED_TOKENS]
     if stored <= 0.0:
         return 0.0
     stored *= math.exp((loads[row, t.STORED_AT_S] - now_s) / t.STORED_MEMORY_S)
-    spare = max(1.0 - used / capacity, 0.0)
-    scarcity = max((SPARE + LEAST_SPARE) / (spare + LEAST_SPARE), 1.0)
+    usage = loads[row, t.REPORTED_USAGE]
+    if usage < 0.0:
+        usage = loads[row, t.CONTEXT_TOKENS] / capacity
+    scarcity = max((SPARE + LEAST_SPARE) / (max(1.0 - usage, 0.0) + LEAST_SPARE), 1.0)
     return float(EVICTION_WEIGHT * scarcity * min(stored / capacity, 1.0))
 
 
@@ -358,7 +360,7 @@ def estimate(
         steps[i] = tbt_s
         waits[i] = wait_s
         inflicted[i] = own_s * (WORK_WEIGHT + QUEUE_DELAY_WEIGHT * loads[row, t.PENDING_PREFILLS])
-        evictions[i] = own_s * _evicted(loads, row, capacity, used, now_s)
+        evictions[i] = own_s * _evicted(loads, row, capacity, now_s)
         # The longest step is its last one, filled up by the prompts before it as far as the budget goes.
         todo = n - best_tokens
         last = min(todo, chunk)
