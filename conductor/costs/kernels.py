@@ -40,7 +40,7 @@ QUEUE_DELAY_WEIGHT: Final = 1.0
 # And by what it evicts, on a rank that fills its whole device tier in STORED_MEMORY_S: as much is computed again
 # later, and later turns of a conversation that has moved follow it. Where less than SPARE of that memory is free
 # of requests under way, what is stored makes them wait as well, and the price is that of the room left.
-EVICTION_WEIGHT: Final = 6.0
+EVICTION_WEIGHT: Final = 10.0
 SPARE: Final = 0.3
 LEAST_SPARE: Final = 0.03
 
@@ -96,7 +96,7 @@ def is_long(step_s: float, tbt_objective_s: float) -> bool:
 def _evicted(loads: Floats, row: int, capacity: float, now_s: float) -> float:
     """Seconds of others' that a second of prefill costs by what it evicts."""
     stored = loads[row, t.STORED_TOKENS]
-    if stored <= 0.0:
+    if stored <= 0.0 or capacity <= 0.0:
         return 0.0
     stored *= math.exp((loads[row, t.STORED_AT_S] - now_s) / t.STORED_MEMORY_S)
     usage = loads[row, t.REPORTED_USAGE]

@@ -41,7 +41,9 @@ HARM_AT_S: Final = (0.05, 0.2, 0.8, 3.2)  # each four times the one before it
 REPORTED_RUNNING: Final = HARM + len(HARM_AT_S)  # by the engine; -1 unknown
 REPORTED_WAITING: Final = REPORTED_RUNNING + 1
 REPORTED_USAGE: Final = REPORTED_RUNNING + 2
-STORED_TOKENS: Final = REPORTED_RUNNING + 3  # that placements left in the device tier, fading by STORED_MEMORY_S
+STORED_TOKENS: Final = (
+    REPORTED_RUNNING + 3
+)  # that placements left in the device tier, fading by STORED_MEMORY_S
 STORED_AT_S: Final = REPORTED_RUNNING + 4  # as of when
 LOAD_COLUMNS: Final = REPORTED_RUNNING + 5
 
