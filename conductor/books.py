@@ -64,7 +64,7 @@ class Books:
             placement.placement_id,
             placement.plan.prefill_s if record.decode is record.prefill else 0.0,
             record.output_tokens,
-            record.candidates.tbt_objective_s,
+            candidates.tbt_objective_s,
             long=k.is_long(candidates.seconds.item(k.STEP_S, prefill), candidates.tbt_objective_s),
         )
         record.prefill.placements += 1
