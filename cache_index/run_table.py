@@ -65,17 +65,20 @@ def _find(keys, numbers, wanted, found):
         found[i] = numbers[_slot(keys, numbers, wanted[i])]
 
 
-@_KERNELS.kernel(_SLOTS, _NUMBERS, _IN, _INTEGER)
-def _put(keys, numbers, wanted, number):
-    """Returns how many of the keys are new."""
+@_KERNELS.kernel(_SLOTS, _NUMBERS, _IN, _INTEGER, _NUMBERS)
+def _put(keys, numbers, wanted, number, before):
+    """Fills ``before`` with the numbers the keys had; returns how many are new, and how many stand before those."""
     new = 0
+    leading = len(wanted)
     for i in range(len(wanted)):
         at = _slot(keys, numbers, wanted[i])
+        before[i] = numbers[at]
         if numbers[at] == -1:
             keys[at] = wanted[i]
             new += 1
+            leading = min(leading, i)
         numbers[at] = number
-    return new
+    return new, leading
 
 
 @_KERNELS.kernel(_SLOTS, _NUMBERS, _IN, _INTEGER, _INTEGER, _NUMBERS)
@@ -119,8 +122,11 @@ class RunTable:
         _find(self._keys, self._numbers, keys, found)
         return found
 
-    def put(self, keys: Keys, number: int) -> None:
-        """Give all keys the number."""
+    def put(self, keys: Keys, number: int) -> tuple[Numbers, int, int]:
+        """Give all keys, of which none is there twice, the number.
+
+        Returns the numbers they had, -1 where there was none; how many had none; and how many stand before those.
+        """
         slots = len(self._keys)
         while slots < 2 * (self._used + len(keys)):
             slots *= 2
@@ -128,7 +134,10 @@ class RunTable:
             new = _empty(slots)
             _move(self._keys, self._numbers, *new)
             self._keys, self._numbers = new
-        self._used += int(_put(self._keys, self._numbers, keys, number))
+        before = np.empty(len(keys), np.int64)
+        new, leading = _put(self._keys, self._numbers, keys, number, before)
+        self._used += new
+        return before, new, leading
 
     def take_last(self, keys: Keys, stop: int, number: int, most: int) -> tuple[Numbers, int]:
         """Delete at most so many of ``keys[:stop]`` that have the number, the last ones.
