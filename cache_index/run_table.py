@@ -8,13 +8,16 @@ empty slot. The kernels take arrays of keys, as a long prompt has thousands of b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from cache_index.kernel_set import KernelSet, inlined
+from cache_index.kernel_set import KernelSet, entry_point, inlined
 
 Keys = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
@@ -106,11 +109,19 @@ def _move(keys, numbers, new_keys, new_numbers):
             new_keys[at], new_numbers[at] = keys[i], numbers[i]
 
 
+@lru_cache(maxsize=1)
+def _entry_points() -> tuple[Callable[..., Any], ...]:
+    if not _put.signatures:
+        compile_all()
+    return entry_point(_find), entry_point(_put), entry_point(_take_last)
+
+
 class RunTable:
     """Numbers by key; ``len`` is how many keys there are. Every call takes time in proportion to the keys given."""
 
     def __init__(self) -> None:
         self._used = 0
+        self._find, self._put, self._take_last = _entry_points()
         self._keys, self._numbers = _empty(_FEWEST_SLOTS)
 
     def __len__(self) -> int:
@@ -119,7 +130,7 @@ class RunTable:
     def get(self, keys: Keys) -> Numbers:
         """The number of each key, -1 where there is none."""
         found = np.empty(len(keys), np.int64)
-        _find(self._keys, self._numbers, keys, found)
+        self._find(self._keys, self._numbers, keys, found)
         return found
 
     def put(self, keys: Keys, number: int) -> tuple[Numbers, int, int]:
@@ -135,7 +146,7 @@ class RunTable:
             _move(self._keys, self._numbers, *new)
             self._keys, self._numbers = new
         before = np.empty(len(keys), np.int64)
-        new, leading = _put(self._keys, self._numbers, keys, number, before)
+        new, leading = self._put(self._keys, self._numbers, keys, number, before)
         self._used += new
         return before, new, leading
 
@@ -145,7 +156,7 @@ class RunTable:
         Returns their places, and how many of the first keys were not looked at.
         """
         taken = np.empty(min(most, stop), np.int64)
-        count, stop = _take_last(self._keys, self._numbers, keys, stop, number, taken)
+        count, stop = self._take_last(self._keys, self._numbers, keys, stop, number, taken)
         self._used -= count
         return taken[:count], stop
 
