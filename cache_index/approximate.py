@@ -16,10 +16,11 @@ from cache_index.hashing import Hashes, Namespace
 from cache_index.named_blocks import store_missing
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, Tier
-from cache_index.run_table import Keys, RunTable
+from cache_index.run_table import Keys, Numbers, RunTable
 
 DEFAULT_TTL_S = 120.0
 DEFAULT_CAPACITY_BLOCKS = 16_384
+_NEVER = np.empty(0)
 COMPACT_FACTOR = 4  # entries per block of capacity above which superseded ones are dropped
 
 
@@ -45,6 +46,12 @@ class _Assumed:
         self.times: dict[int, float] = {}  # of the runs, by number
         self.entries = 0  # of all runs
         self.next_number = 0
+
+    def times_of(self, numbers: Numbers) -> NDArray[np.float64]:
+        """When the runs of these numbers were; there is one number at least."""
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))  # blocks of one run stand together
+        times = [self.times[number] for number in numbers[starts].tolist()]
+        return np.repeat(times, np.diff(starts, append=len(numbers)))
 
     def superseded(self, run: _Run) -> bool:
         """Whether a later run has the run's deepest block, and with it all before."""
@@ -98,50 +105,38 @@ class ApproximateResidency:
             self._holders[holder] = _Assumed(assumed.capacity_blocks)
             self._index.clear(holder, Tier.DEVICE)
 
-    def assume(self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float) -> int:
+    def assume(
+        self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float
+    ) -> NDArray[np.float64]:
         """A request with these blocks was sent to the holder.
 
-        Returns how many leading blocks were assumed before. Of a chain longer than the capacity its
-        beginning is kept.
+        Returns when each of the leading blocks that had been assumed was last routed there; ends at the first
+        that had not. Of a chain longer than the capacity its beginning is kept.
         """
         assumed = self._holders.get(holder)
         if assumed is None:
-            return 0
+            return _NEVER
         self._expire(holder, assumed, now_s)
         hashes = np.ascontiguousarray(hashes[: assumed.capacity_blocks], np.uint64)
-        if not len(hashes):
-            return 0
+        blocks = len(hashes)
+        if not blocks:
+            return _NEVER
         keys = hashes ^ namespace.domain_word
-        known = assumed.run_of.get(keys) >= 0
-        leading = len(keys) if known.all() else int(known.argmin())
-        run = _Run(assumed.next_number, now_s, namespace, hashes, keys, len(keys))
+        number = assumed.next_number
+        before, new, leading = assumed.run_of.put(keys, number)
+        last_used_s = assumed.times_of(before[:leading]) if leading else _NEVER
         assumed.next_number += 1
-        assumed.runs.append(run)
-        assumed.times[run.number] = now_s
-        assumed.entries += len(keys)
-        assumed.run_of.put(keys, run.number)
+        assumed.runs.append(_Run(number, now_s, namespace, hashes, keys, blocks))
+        assumed.times[number] = now_s
+        assumed.entries += blocks
         self._evict(holder, assumed, len(assumed.run_of) - assumed.capacity_blocks)
-        if known[leading:].any():
-            store_missing(self._index, holder, Tier.DEVICE, namespace, hashes, ~known)
-        elif leading < len(keys):
-            parent = int(hashes[leading - 1]) if leading else 0
+        if leading + new < blocks:
+            store_missing(self._index, holder, Tier.DEVICE, namespace, hashes, before < 0)
+        elif new:
+            parent = hashes.item(leading - 1) if leading else 0
             self._index.store(holder, Tier.DEVICE, namespace, hashes[leading:], parent=parent)
         _compact(assumed)
-        return leading
-
-    def last_used_s(self, holder: Holder, namespace: Namespace, hashes: Hashes) -> NDArray[np.float64]:
-        """When each of the leading blocks that are assumed was last routed there; ends at the first unknown."""
-        assumed = self._holders.get(holder)
-        if assumed is None or not len(hashes):
-            return np.empty(0)
-        numbers = assumed.run_of.get(hashes ^ namespace.domain_word)
-        if numbers.min() < 0:
-            numbers = numbers[: int((numbers < 0).argmax())]
-        if not len(numbers):
-            return np.empty(0)
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1))  # blocks of one run stand together
-        times = [assumed.times[number] for number in numbers[starts].tolist()]
-        return np.repeat(times, np.diff(starts, append=len(numbers)))
+        return last_used_s
 
     def evicted(self, holder: Holder, last_used_s: float) -> int:
         """The engine turned out to have evicted a block that was last used then.

@@ -8,7 +8,7 @@ identifiers) uses ``XXH3_64(local || fold, seed)`` as its local hash, where ``fo
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import kernels
+from cache_index.kernel_set import entry_point
 from cache_index.self_check import ensure_ready
 
 Hashes = NDArray[np.uint64]
@@ -106,11 +107,16 @@ def chain_hashes(
 
     ``folds`` holds, from the first block on, one word per block from fold_extra_keys (0: no keys).
     """
-    ensure_ready()
     if block_size <= 0:
         raise ValueError(f"block_size must be positive, not {block_size}")
     tokens = np.ascontiguousarray(tokens, dtype=np.uint32)
     hashes = np.empty(len(tokens) // block_size, np.uint64)
-    secrets = kernels.secrets_for(seed)
-    kernels.hash_chain(tokens, block_size, np.uint64(seed), secrets, np.uint64(parent), folds, hashes)
+    folds = np.ascontiguousarray(folds, dtype=np.uint64)
+    _hash_chain()(tokens, block_size, seed, kernels.secrets_for(seed), parent, folds, hashes)
     return hashes
+
+
+@lru_cache(maxsize=1)
+def _hash_chain() -> Callable[..., None]:
+    ensure_ready()
+    return entry_point(kernels.hash_chain)

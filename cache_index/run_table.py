@@ -8,13 +8,16 @@ empty slot. The kernels take arrays of keys, as a long prompt has thousands of b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from cache_index.kernel_set import KernelSet, inlined
+from cache_index.kernel_set import KernelSet, entry_point, inlined
 
 Keys = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
@@ -65,17 +68,20 @@ def _find(keys, numbers, wanted, found):
         found[i] = numbers[_slot(keys, numbers, wanted[i])]
 
 
-@_KERNELS.kernel(_SLOTS, _NUMBERS, _IN, _INTEGER)
-def _put(keys, numbers, wanted, number):
-    """Returns how many of the keys are new."""
+@_KERNELS.kernel(_SLOTS, _NUMBERS, _IN, _INTEGER, _NUMBERS)
+def _put(keys, numbers, wanted, number, before):
+    """Fills ``before`` with the numbers the keys had; returns how many are new, and how many stand before those."""
     new = 0
+    leading = len(wanted)
     for i in range(len(wanted)):
         at = _slot(keys, numbers, wanted[i])
+        before[i] = numbers[at]
         if numbers[at] == -1:
             keys[at] = wanted[i]
             new += 1
+            leading = min(leading, i)
         numbers[at] = number
-    return new
+    return new, leading
 
 
 @_KERNELS.kernel(_SLOTS, _NUMBERS, _IN, _INTEGER, _INTEGER, _NUMBERS)
@@ -103,11 +109,19 @@ def _move(keys, numbers, new_keys, new_numbers):
             new_keys[at], new_numbers[at] = keys[i], numbers[i]
 
 
+@lru_cache(maxsize=1)
+def _entry_points() -> tuple[Callable[..., Any], ...]:
+    if not _put.signatures:
+        compile_all()
+    return entry_point(_find), entry_point(_put), entry_point(_take_last)
+
+
 class RunTable:
     """Numbers by key; ``len`` is how many keys there are. Every call takes time in proportion to the keys given."""
 
     def __init__(self) -> None:
         self._used = 0
+        self._find, self._put, self._take_last = _entry_points()
         self._keys, self._numbers = _empty(_FEWEST_SLOTS)
 
     def __len__(self) -> int:
@@ -116,11 +130,14 @@ class RunTable:
     def get(self, keys: Keys) -> Numbers:
         """The number of each key, -1 where there is none."""
         found = np.empty(len(keys), np.int64)
-        _find(self._keys, self._numbers, keys, found)
+        self._find(self._keys, self._numbers, keys, found)
         return found
 
-    def put(self, keys: Keys, number: int) -> None:
-        """Give all keys the number."""
+    def put(self, keys: Keys, number: int) -> tuple[Numbers, int, int]:
+        """Give all keys, of which none is there twice, the number.
+
+        Returns the numbers they had, -1 where there was none; how many had none; and how many stand before those.
+        """
         slots = len(self._keys)
         while slots < 2 * (self._used + len(keys)):
             slots *= 2
@@ -128,7 +145,10 @@ class RunTable:
             new = _empty(slots)
             _move(self._keys, self._numbers, *new)
             self._keys, self._numbers = new
-        self._used += int(_put(self._keys, self._numbers, keys, number))
+        before = np.empty(len(keys), np.int64)
+        new, leading = self._put(self._keys, self._numbers, keys, number, before)
+        self._used += new
+        return before, new, leading
 
     def take_last(self, keys: Keys, stop: int, number: int, most: int) -> tuple[Numbers, int]:
         """Delete at most so many of ``keys[:stop]`` that have the number, the last ones.
@@ -136,7 +156,7 @@ class RunTable:
         Returns their places, and how many of the first keys were not looked at.
         """
         taken = np.empty(min(most, stop), np.int64)
-        count, stop = _take_last(self._keys, self._numbers, keys, stop, number, taken)
+        count, stop = self._take_last(self._keys, self._numbers, keys, stop, number, taken)
         self._used -= count
         return taken[:count], stop
 

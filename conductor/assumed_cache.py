@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import ApproximateResidency, CacheIndex, Holder, sequence_hashes
-from conductor.cluster import Cluster, EngineFacts
+from conductor.cluster import EngineFacts
 from conductor.explanation import PlacementRecord
 from conductor.placement import Usage
-from conductor.roster import cache_namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +40,16 @@ class AssumedCache:
         """The engine is gone, and its cache with it."""
         self._residency.forget(holder)
 
-    def placed(self, record: PlacementRecord, cluster: Cluster, now_s: float) -> None:
-        """A prompt goes to an instance of ``cluster`` to be prefilled; what is sent there counts as cached."""
-        request, holder = record.request, record.prefill.holder
-        if not self._residency.is_predicted(holder) or not len(request.tokens):
+    def placed(self, record: PlacementRecord, now_s: float) -> None:
+        """A prompt goes to an instance to be prefilled; what is sent there counts as cached."""
+        request, holder, group = record.request, record.prefill.holder, record.cache_group
+        if group is None or not len(request.tokens) or not self._residency.is_predicted(holder):
             return
-        owner = cluster[holder.instance_id]
-        size = owner.block_size
-        if size is None:
-            return
-        namespace = cache_namespace(owner, record.placement.model, size, request.cache_tenant)
+        namespace = group.namespace
+        if request.cache_tenant != namespace.tenant:
+            namespace = replace(namespace, tenant=request.cache_tenant)
         hashes = sequence_hashes(request.tokens, namespace.block_size, cache_salt=request.cache_salt)
-        last_used_s = self._residency.last_used_s(holder, namespace, hashes)
-        self._residency.assume(holder, namespace, hashes, now_s)
+        last_used_s = self._residency.assume(holder, namespace, hashes, now_s)
         self._open[record.placement.placement_id] = _Assumption(holder, namespace.block_size, last_used_s)
 
     def ended(self, placement_id: str, usage: Usage | None) -> None:

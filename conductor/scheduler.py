@@ -98,7 +98,7 @@ class Scheduler:
         for dropped in self.records.add(record):
             self._decider.recycle(dropped)
         self._circuits.placed(record)
-        self._assumed.placed(record, self.cluster, now_s)
+        self._assumed.placed(record, now_s)
         self.outcomes.placed(record, len(self._active))
         return record.placement
 

@@ -10,7 +10,9 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from router.chat_messages import template_message, template_tools
 from router.errors import TokenizationError
@@ -31,12 +33,19 @@ class _Generation(Extension):
 
 class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As Jinja's own, which takes longer: it tries a dictionary's attributes before its keys."""
+        """As Jinja's own, which takes longer: it tries a dictionary's attributes before its keys.
+
+        What a template reads of its loops and namespaces is safe unless it begins with an underscore, or is called.
+        """
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             try:
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
+        if (type(obj) is Namespace or type(obj) is LoopContext) and not attribute.startswith("_"):
+            value = getattr(obj, attribute, None)
+            if value is not None and not callable(value):
+                return value
         return super().getattr(obj, attribute)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ class PromptTokenizer:
             if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
                 raise  # what panics in its Rust code is a BaseException
             raise TokenizationError(f"the tokenizer failed: {error}") from error
-        return np.array(encoding.ids, dtype=np.uint32)
+        return np.frombuffer(array("I", encoding.ids), np.uint32)  # np.array takes twice as long
 
 
 def _affixes(encode: Callable[[str, bool], Tokens]) -> tuple[Tokens, Tokens] | None:

@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
@@ -51,15 +50,16 @@ class TokenCache:
         """The text's token ids; None when more than ``most_new`` of its characters would be tokenized."""
         segments = self._segmentation.split(text)
         found = self._look_up(segments)
-        new = sum([len(segment) for segment, known in zip(segments, found, strict=True) if known is None])
+        missing = [place for place, known in enumerate(found) if known is None]
+        new = sum([len(segments[place]) for place in missing])
         if most_new is not None and new > most_new:
             return None
-        if 2 * new > len(text):  # then the whole is soon done
-            tokens = self._encode(text)
+        if 2 * new > len(text) and missing[-1] - missing[0] >= len(missing):
+            tokens = self._encode(text)  # sooner done than several pieces of it
             self._keep_run(segments, tokens)
         else:
-            if new:
-                self._fill_in(segments, found)
+            if missing:
+                self._fill_in(segments, found, missing)
             tokens = np.frombuffer(bytearray().join([part for part in found if part is not None]), np.uint32)
         with self._lock:
             self._new_characters += new
@@ -71,25 +71,29 @@ class TokenCache:
 
     def _look_up(self, segments: list[str]) -> list[bytes | None]:
         kept = self._kept
+        found = []
         with self._lock:
-            found = [kept.get(segment) for segment in segments]
-            for segment, known in zip(segments, found, strict=True):
+            for segment in segments:
+                known = kept.get(segment)
                 if known is not None:
                     kept.move_to_end(segment)
+                found.append(known)
         return found
 
-    def _fill_in(self, segments: list[str], found: list[bytes | None]) -> None:
+    def _fill_in(self, segments: list[str], found: list[bytes | None], missing: list[int]) -> None:
         """Tokenize what is missing, each run of it in one go, and keep it."""
-        for missing, places in groupby(range(len(segments)), lambda place: found[place] is None):
-            if missing:
-                run = list(places)
-                texts = [segments[place] for place in run]
-                for place, ids in zip(run, self._keep_run(texts, self._encode("".join(texts))), strict=True):
-                    found[place] = ids
+        first = 0
+        for behind in range(1, len(missing) + 1):
+            if behind < len(missing) and missing[behind] == missing[behind - 1] + 1:
+                continue
+            run = slice(missing[first], missing[behind - 1] + 1)
+            texts = segments[run]
+            found[run] = self._keep_run(texts, self._encode("".join(texts)))
+            first = behind
 
     def _keep_run(self, segments: list[str], tokens: Tokens) -> list[bytes]:
         """The tokens of each of the segments, which are now kept, from those of the text that they make up."""
-        parts = self._segmentation.split_tokens(tokens, segments)
+        parts = [tokens] if len(segments) == 1 else self._segmentation.split_tokens(tokens, segments)
         if parts is None:
             parts = [self._encode(segment) for segment in segments]
         kept = [part.tobytes() for part in parts]

@@ -40,9 +40,9 @@ def made(capacity_blocks: int = 100) -> tuple[CacheIndex, ApproximateResidency]:
 
 def test_what_was_routed_is_assumed() -> None:
     index, residency = made()
-    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0) == 0
+    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0).tolist() == []
     assert matched(index, 1, 2, 3, 4) == 3
-    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 9), 1.0) == 2
+    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 9), 1.0).tolist() == [0.0, 0.0]
     assert residency.blocks(ENGINE) == 4
     assert residency.predicted == {ENGINE}
     assert residency.is_predicted(ENGINE)
@@ -53,8 +53,7 @@ def test_holders_that_were_not_added_are_left_alone() -> None:
     index, residency = made()
     other = Holder("publishes")
     index.register(other)
-    assert residency.assume(other, NAMESPACE, chain(1), 0.0) == 0
-    assert not len(residency.last_used_s(other, NAMESPACE, chain(1)))
+    assert not len(residency.assume(other, NAMESPACE, chain(1), 0.0))
     assert residency.evicted(other, 1.0) == 0
     residency.forget(other)
     residency.remove(other)
@@ -95,11 +94,18 @@ def test_an_eviction_tells_of_everything_used_no_later() -> None:
     residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)
     residency.assume(ENGINE, NAMESPACE, chain(1, 7), 1.0)
     residency.assume(ENGINE, NAMESPACE, chain(8), 2.0)
-    assert residency.last_used_s(ENGINE, NAMESPACE, chain(1, 2, 3, 4)).tolist() == [1.0, 0.0, 0.0]
     assert residency.evicted(ENGINE, 0.0) == 2
     assert (matched(index, 1, 2, 3), matched(index, 1, 7), matched(index, 8)) == (1, 2, 1)
     assert residency.evicted(ENGINE, 1.0) == 2
     assert (matched(index, 1, 7), matched(index, 8)) == (0, 1)
+
+
+def test_a_request_learns_when_its_blocks_were_last_routed_there() -> None:
+    _, residency = made()
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 7), 1.0)
+    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, 4), 2.0).tolist() == [1.0, 0.0, 0.0]
+    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2), 2.0 + TTL_S).tolist() == []
 
 
 def test_everything_dropped_leaves_a_working_book() -> None:
@@ -200,15 +206,15 @@ def test_any_history_gives_what_the_oracle_holds(
         hashes = chain(*prompt)
         keys = (hashes ^ np.uint64(namespace.domain)).tolist()
         if action == "assume":
-            residency.assume(ENGINE, namespace, hashes, now_s)
+            oracle.expire(now_s)
+            expected = list(itertools.takewhile(lambda at_s: at_s is not None, map(oracle.used_s.get, keys)))
+            assert residency.assume(ENGINE, namespace, hashes, now_s).tolist() == expected
             oracle.assume(keys, now_s)
         elif action == "evicted":
-            known = residency.last_used_s(ENGINE, namespace, hashes).tolist()
-            expected = list(itertools.takewhile(lambda at_s: at_s is not None, map(oracle.used_s.get, keys)))
-            assert known == expected
-            if cached < len(known):
-                residency.evicted(ENGINE, known[cached])
-                oracle.evicted(known[cached])
+            used_s = sorted(set(oracle.used_s.values()))
+            if cached < len(used_s):
+                residency.evicted(ENGINE, used_s[cached])
+                oracle.evicted(used_s[cached])
         else:
             residency.expire(now_s)
             oracle.expire(now_s)

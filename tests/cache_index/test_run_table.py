@@ -28,7 +28,11 @@ def test_any_history_gives_what_a_dictionary_holds(steps: list[tuple[bool, list[
     expected: dict[int, int] = {}
     for number, (adds, places, most) in enumerate(steps):
         if adds:
-            table.put(keys_at(places), number)
+            distinct = list(dict.fromkeys(places))
+            before, new, leading = table.put(keys_at(distinct), number)
+            had = [expected.get(place, -1) for place in distinct]
+            assert (before.tolist(), new) == (had, had.count(-1))
+            assert leading == (had.index(-1) if new else len(had))
             expected.update(dict.fromkeys(places, number))
         elif places:
             wanted = expected.get(places[-1], 0)

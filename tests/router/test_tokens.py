@@ -175,6 +175,22 @@ def test_template_functions() -> None:
         ChatTemplate("{% for %}", {})
 
 
+def test_templates_read_their_loops_and_namespaces() -> None:
+    template = (
+        "{% set ns = namespace(said=0) %}{% for message in messages %}{{ loop.index }}{{ loop.last }}"
+        "{% set ns.said = ns.said + 1 %}{{ loop.cycle('a', 'b') }}{{ loop.nextitem is defined }};{% endfor %}"
+        "{{ ns.said }}{{ ns.missing is defined }}"
+    )
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    assert rendered(template, messages=turns) == "1FalseaTrue;2TruebFalse;2False"
+
+
+@pytest.mark.parametrize("name", ["__class__", "_Namespace__attrs"])
+def test_what_templates_may_not_read(name: str) -> None:
+    with pytest.raises(TokenizationError, match="unsafe"):
+        rendered("{% set ns = namespace(a=1) %}{{ ns." + name + ".a }}")
+
+
 def test_tokens_agree_with_the_tokenizer(folder: Path) -> None:
     oracle = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer = PromptTokenizer.from_folder(folder)
