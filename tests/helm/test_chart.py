@@ -21,14 +21,18 @@ from conductor.config import Config, load_config
 VARIANTS = variants()
 KUBERNETES = ("1.25", "1.31", "1.37")
 OPERATORS_OWN = {"ServiceMonitor", "PrometheusRule"}  # kinds of the Prometheus operator, not of Kubernetes
-ENGINE_LIST = [
-    {"id": "prefill-0", "url": "http://sglang:30000", "protocol": "sglang", "api_key": "engine-key"}
-]
+
+
+def _engine_list(variant: str) -> str:
+    """The JSON that the example's comment puts into the Secret."""
+    lines = EXAMPLES[variant].read_text().splitlines()
+    listed = "".join(line.removeprefix("#") for line in lines if line.startswith("#   "))
+    return listed.replace("...", "engine-key")
 
 
 @pytest.fixture(autouse=True)
 def _no_variables_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
+    for name in list(os.environ):
         if name.startswith("CONDUCTOR_"):
             monkeypatch.delenv(name)
 
@@ -75,9 +79,7 @@ def test_conductor_takes_the_file(variant: str, tmp_path: Path, monkeypatch: pyt
         if reference is not None:
             assert reference["name"] == values["secret"]["name"]
             is_list = each["name"] == "CONDUCTOR_INSTANCES"
-            monkeypatch.setenv(
-                each["name"], json.dumps(ENGINE_LIST) if is_list else f"value-of-{each['name']}"
-            )
+            monkeypatch.setenv(each["name"], _engine_list(variant) if is_list else f"value-of-{each['name']}")
     config = load_config(configuration(objects, tmp_path))
     assert config.server.host == "0.0.0.0"
     assert config.instances or config.emulation.cluster
@@ -88,8 +90,8 @@ def test_conductor_takes_the_file(variant: str, tmp_path: Path, monkeypatch: pyt
         assert config.server.admin_token is not None
         assert config.server.admin_token.get_secret_value() == "value-of-CONDUCTOR_SERVER__ADMIN_TOKEN"
     if values.get("secret", {}).get("instancesKey"):
-        assert config.instances[0].api_key is not None
-        assert config.instances[0].api_key.get_secret_value() == "engine-key"
+        keys = [each.api_key and each.api_key.get_secret_value() for each in config.instances]
+        assert keys == ["engine-key", "engine-key"]
 
 
 def test_numbers_reach_the_process_as_they_are(tmp_path: Path) -> None:
