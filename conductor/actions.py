@@ -39,12 +39,14 @@ class Place(NamedTuple):
 class Prefix:
     """A prompt's beginning as the index names it: sequence hashes, and the tokens where they are known.
 
-    Executors that key their chunks by tokens (LMCache) can do nothing without them.
+    Executors that key their chunks by tokens (LMCache) can do nothing without them, and need the salt beside
+    them, which in ``hashes`` is included.
     """
 
     namespace: Namespace
     hashes: NDArray[np.uint64]
     token_ids: NDArray[np.uint32] | None = None
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

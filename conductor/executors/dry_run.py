@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from conductor.actions import ActionKind, Place, TierAction
+from conductor.actions import ActionKind, ExecutionError, Place, TierAction
 
 _log = structlog.get_logger(__name__)
 
@@ -16,7 +16,7 @@ class DryRunExecutor:
         return True
 
     async def execute(self, action: TierAction) -> int:
-        """Nothing is moved, so no block counts as done."""
+        """Always fails, for nothing is moved."""
         _log.info(
             "tier action (dry run)",
             kind=action.kind,
@@ -25,4 +25,4 @@ class DryRunExecutor:
             blocks=action.blocks,
             reason=action.reason,
         )
-        return 0
+        raise ExecutionError("dry run: nothing was moved")

@@ -1,10 +1,11 @@
 """The executor that only tells."""
 
 import numpy as np
+import pytest
 from structlog.testing import capture_logs
 
 from cache_index import Holder, Namespace, Tier
-from conductor.actions import ActionKind, Place, Prefix, TierAction
+from conductor.actions import ActionKind, ExecutionError, Place, Prefix, TierAction
 from conductor.executors import DryRunExecutor
 
 
@@ -25,6 +26,6 @@ async def test_a_dry_run_tells_and_moves_nothing() -> None:
     )
     executor = DryRunExecutor()
     assert executor.can(action.kind, action.source, action.target)
-    with capture_logs() as logs:
-        assert await executor.execute(action) == 0
+    with capture_logs() as logs, pytest.raises(ExecutionError, match="nothing was moved"):
+        await executor.execute(action)
     assert (logs[0]["source"], logs[0]["target"], logs[0]["blocks"]) == ("a/device", "b/host", 2)
