@@ -25,6 +25,7 @@ from conductor.configuration_faults import ConfigError, did_you_mean, explain
 from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed, Topology
 from conductor.placement import Objectives, Role
 from conductor.policies import make_policy
+from conductor.tier_planner_config import TierPlannerConfig
 from simulator.cluster.sizes import Size, read_size
 from simulator.cluster.specification import ROLE_LETTERS, ClusterSpec, InstanceSpec, Outage, PoolSpec
 
@@ -103,6 +104,7 @@ class SchedulingSection(_Section):
     seed: int = 0
     objectives: ObjectivesConfig = ObjectivesConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    tier_planner: TierPlannerConfig = TierPlannerConfig()
 
     @model_validator(mode="after")
     def _known_policy(self) -> SchedulingSection:

@@ -1,0 +1,132 @@
+"""What the planner's rules look at: the cluster, what is held where, and what is known of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache_index import CacheIndex, Holder, Tier
+from conductor.actions import ActionKind, Place, Prefix
+from conductor.cluster import Cluster, InstanceState
+from conductor.tier_planner.prefix_tree import PrefixTree, Segment
+from conductor.tier_planner.sites import Sites, recompute_s
+
+
+class Returns(Protocol):
+    """When prompts come back: what was learned of the time between two uses of a segment."""
+
+    def probability(self, segment: Segment, within_s: float, now_s: float) -> float:
+        """That a prompt has all of it again before ``now_s + within_s``."""
+        ...
+
+    def rates(self, segments: Sequence[Segment], now_s: float) -> NDArray[np.float64]:
+        """Uses per second to expect of each from now on, the higher the sooner."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """An action that would pay, before budgets are looked at. Fields as those of `TierAction`."""
+
+    kind: ActionKind
+    prefix: Prefix
+    start: int
+    stop: int
+    source: Place | None
+    target: Place
+    kv_bytes: int
+    benefit_s: float
+    cost_s: float
+    deadline_s: float
+    reason: str
+
+
+class Source(NamedTuple):
+    """Who has blocks from some point of a prefix on, up to which one, and how long a copy of them takes."""
+
+    place: Place
+    stop: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Outlook:
+    """``can`` tells whether somebody carries out such an action."""
+
+    cluster: Cluster
+    index: CacheIndex
+    sites: Sites
+    tree: PrefixTree
+    returns: Returns
+    can: Callable[[ActionKind, Place | None, Place], bool]
+
+    def held(self, prefix: Prefix, stop: int) -> Held:
+        """What every holder has of a prefix's first blocks."""
+        return Held(self, prefix, self.index.match(prefix.namespace, prefix.hashes[:stop]))
+
+    def used_fraction(self, place: Place, blocks: int, block_tokens: int) -> float:
+        """Of a site that holds so many blocks; 0 for a place that is none."""
+        site = self.sites.get(place)
+        return 0.0 if site is None else blocks * block_tokens / site.capacity_tokens
+
+    def instances_of(self, model: str, now_s: float) -> Iterator[InstanceState]:
+        """Candidates that serve a model."""
+        return (i for i in self.cluster if i.serves(model) and i.is_candidate(now_s))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Who has how much of a prefix: ``levels`` as `CacheIndex.match` gives them."""
+
+    outlook: Outlook
+    prefix: Prefix
+    levels: NDArray[np.int32]
+
+    def blocks(self, place: Place) -> int:
+        """From the first on without a gap, in tiers up to the place's."""
+        row = self.outlook.index.holder_id(place.holder)
+        return 0 if row is None or row >= len(self.levels) else int(self.levels[row, place.tier])
+
+    def holders(self) -> Iterator[tuple[Holder, list[int]]]:
+        """Those that have any of it, with their blocks by tier."""
+        for row in self.levels[:, -1].nonzero()[0].tolist():
+            holder = self.outlook.index.holder(row)
+            if holder is not None:
+                yield holder, self.levels[row].tolist()
+
+    def get_s(self, instance: InstanceState, stop: int) -> float:
+        """Seconds until an instance has the first ``stop`` blocks on its device, by loads and else by computing."""
+        tokens = self.prefix.namespace.block_size
+        seconds, at = 0.0, 0
+        reach = [(Tier.DEVICE, self._on_device(instance))]
+        reach += [(s.place.tier, self.blocks(s.place)) for s in self.outlook.sites.of(instance.instance_id)]
+        for tier, blocks in reach:
+            upto = min(blocks, stop)
+            if upto > at:
+                load_s = self.outlook.sites.load_s(tier, instance, (upto - at) * tokens)
+                seconds += min(load_s, recompute_s(instance, at * tokens, upto * tokens))
+                at = upto
+        return seconds + recompute_s(instance, at * tokens, stop * tokens)
+
+    def _on_device(self, instance: InstanceState) -> int:
+        return max(self.blocks(Place(rank.holder, Tier.DEVICE)) for rank in instance.ranks)
+
+    def sources(self, kind: ActionKind, start: int, stop: int, target: Place) -> list[Source]:
+        """Where blocks from ``start`` on can be copied from, those first that have most, then the fastest."""
+        tokens = self.prefix.namespace.block_size
+        found = []
+        for holder, by_tier in self.holders():
+            for tier in Tier:
+                place = Place(holder, tier)
+                upto = min(by_tier[tier], stop)
+                if upto <= start or place == target or (tier > 0 and by_tier[tier] == by_tier[tier - 1]):
+                    continue
+                if self.outlook.can(kind, place, target):
+                    seconds = self.outlook.sites.transfer_s(place, target, (upto - start) * tokens)
+                    if seconds < float("inf"):
+                        found.append(Source(place, upto, seconds))
+        return sorted(found, key=lambda source: (-source.stop, source.seconds))

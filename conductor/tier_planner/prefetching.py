@@ -1,0 +1,78 @@
+"""The next turn of a conversation: its prompt so far is brought to a fast tier before it is expected."""
+
+from __future__ import annotations
+
+from conductor.actions import ActionKind, Place
+from conductor.cluster import InstanceState
+from conductor.tier_planner.outlook import Outlook, Proposal
+from conductor.tier_planner.prefix_tree import Segment
+from conductor.tier_planner.sites import LINK_WEIGHT, Site
+
+EXPECTED_WITHIN_S = 60.0  # a copy that is not used within this time was made too early
+
+
+def bring(
+    outlook: Outlook,
+    kind: ActionKind,
+    segment: Segment,
+    instance: InstanceState,
+    probability: float,
+    deadline_s: float,
+    reason: str,
+) -> Proposal | None:
+    """A copy of a prefix, up to a segment's end, into an instance's fastest site, where that pays.
+
+    ``probability`` is that of its being needed there before it is dropped.
+    """
+    site = outlook.sites.own(instance.instance_id)
+    if site is None:
+        return None
+    prefix, stop = segment.prefix, segment.stop
+    held = outlook.held(prefix, stop)
+    start = held.blocks(site.place)
+    if start >= stop:
+        return None
+    tokens = prefix.namespace.block_size
+    for source in held.sources(kind, start, stop, site.place):
+        if _loads_as_fast(source.place, site, instance, outlook):
+            return None
+        moved = (source.stop - start) * tokens
+        now_so_s = held.get_s(instance, source.stop)
+        then_s = held.get_s(instance, start) + outlook.sites.load_s(site.place.tier, instance, moved)
+        benefit_s = probability * (now_so_s - then_s)
+        cost_s = LINK_WEIGHT * source.seconds
+        if benefit_s > cost_s:
+            return Proposal(
+                kind,
+                prefix,
+                start,
+                source.stop,
+                source.place,
+                site.place,
+                round(moved * instance.instance_class.kv_bytes_per_token),
+                benefit_s,
+                cost_s,
+                deadline_s,
+                reason,
+            )
+    return None
+
+
+def prefetch(outlook: Outlook, segment: Segment, instance: InstanceState, now_s: float) -> Proposal | None:
+    """For the conversation that ends with ``segment``, where its next turn is to be expected soon."""
+    probability = outlook.returns.probability(segment, EXPECTED_WITHIN_S, now_s)
+    return bring(
+        outlook,
+        ActionKind.PREFETCH,
+        segment,
+        instance,
+        probability,
+        now_s + EXPECTED_WITHIN_S,
+        f"its next turn comes within {EXPECTED_WITHIN_S:.0f} s with probability {probability:.2f}",
+    )
+
+
+def _loads_as_fast(source: Place, site: Site, instance: InstanceState, outlook: Outlook) -> bool:
+    """Whether the instance has the blocks in a tier of its own that is as fast already."""
+    mine = source.holder.instance_id == instance.instance_id
+    return mine and source.tier <= site.place.tier

@@ -1,0 +1,117 @@
+"""Where the planner may have blocks put, and what it takes to load them from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cache_index import Tier
+from conductor.actions import Place
+from conductor.cluster import Cluster, InstanceState
+from conductor.costs import Speed
+
+# What a second of a link costs others: the share of time that requests need links themselves, as a guess.
+LINK_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A slower tier of an instance, or a shared pool, with its size.
+
+    ``members`` are the instances that load from it, None: all. ``speed`` is a pool's own, shared by its members;
+    None for an instance's tier, whose class says how fast it is.
+    """
+
+    place: Place
+    capacity_tokens: int
+    members: frozenset[str] | None
+    speed: Speed | None = None
+
+    def __post_init__(self) -> None:
+        if self.capacity_tokens < 1:
+            raise ValueError(f"{self.place}: capacity_tokens must be positive, not {self.capacity_tokens}")
+
+    def serves(self, instance_id: str) -> bool:
+        return self.members is None or instance_id in self.members
+
+    @property
+    def shared(self) -> bool:
+        return self.members != frozenset({self.place.holder.instance_id})
+
+
+class Sites:
+    """All sites of a cluster, and the times that transfers take when nothing else is on their links."""
+
+    def __init__(self, cluster: Cluster, sites: Iterable[Site]) -> None:
+        self._cluster = cluster
+        self._sites = {site.place: site for site in sites}
+        self._of: dict[str, Sequence[Site]] = {}
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._sites.values())
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def get(self, place: Place) -> Site | None:
+        return self._sites.get(place)
+
+    def of(self, instance_id: str) -> Sequence[Site]:
+        """Those that an instance loads from, the fastest tier first."""
+        found = self._of.get(instance_id)
+        if found is None:
+            mine = [site for site in self._sites.values() if site.serves(instance_id)]
+            found = self._of[instance_id] = sorted(mine, key=lambda site: site.place.tier)
+        return found
+
+    def own(self, instance_id: str) -> Site | None:
+        """The fastest of an instance's own."""
+        return next((site for site in self.of(instance_id) if not site.shared), None)
+
+    def load_s(self, tier: Tier, instance: InstanceState, tokens: int) -> float:
+        """Seconds to load tokens from a tier to an instance's device; infinite where it cannot."""
+        if tier is Tier.DEVICE or tokens <= 0:
+            return 0.0
+        speed = instance.instance_class.tiers.get(tier)
+        return float("inf") if speed is None else _seconds(speed, tokens, instance)
+
+    def transfer_s(self, source: Place, target: Place, tokens: int) -> float:
+        """Seconds of a copy between two places; infinite where there is no way."""
+        one = self._cluster.get(source.holder.instance_id)
+        other = self._cluster.get(target.holder.instance_id)
+        if one is None and other is None:
+            return float("inf")
+        if one is None or other is None:  # from or to a pool
+            instance = one or other
+            assert instance is not None
+            pool = self._sites.get(source if one is None else target)
+            slowest_s = self.load_s((source if one is None else target).tier, instance, tokens)
+            if pool is not None and pool.speed is not None:
+                slowest_s = max(slowest_s, _seconds(pool.speed, tokens, instance))
+            return slowest_s
+        if one is other:
+            return self.load_s(max(source.tier, target.tier), one, tokens)
+        link = self._link(one, other)
+        network_s = max(_seconds(speed, tokens, one) for speed in (link, one.instance_class.nic))
+        return max(network_s, self.load_s(source.tier, one, tokens))
+
+    def _link(self, one: InstanceState, other: InstanceState) -> Speed:
+        topology = self._cluster.topology
+        here = topology.location_ids(one.location, one.instance_id)
+        there = topology.location_ids(other.location, other.instance_id)
+        shared = (d for d, (a, b) in enumerate(zip(here, there, strict=True)) if a == b)
+        links = list(topology.links.values())
+        return links[next(shared, len(links) - 1)]
+
+
+def recompute_s(instance: InstanceState, start: int, stop: int) -> float:
+    """Seconds to compute tokens ``start`` to ``stop`` of a prompt instead of loading them."""
+    kind = instance.instance_class
+    tokens = stop - start
+    return kind.prefill_s_per_token * tokens + kind.prefill_s_per_token_squared * (
+        float(stop) * stop - float(start) * start
+    )
+
+
+def _seconds(speed: Speed, tokens: int, instance: InstanceState) -> float:
+    return speed.latency_s + tokens * instance.instance_class.kv_bytes_per_token / speed.bytes_per_s
