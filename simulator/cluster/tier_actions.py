@@ -83,8 +83,8 @@ class TierActions:
         """To be called at ``next_s`` or later, the index up to date."""
         if now_s < self.next_s:
             return
-        every_s = self._planner.settings.every_s
-        self.next_s = (now_s // every_s + 1) * every_s
+        while self.next_s <= now_s:
+            self.next_s += self._planner.settings.every_s
         for action in self._planner.plan(now_s):
             self._ledger.submit(action, now_s)
         self._advance(now_s)
