@@ -1,0 +1,125 @@
+"""When cached blocks are used again, learned online from the requests that came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan
+from typing import Final
+
+import numpy as np
+
+from conductor.reuse import kernels
+from conductor.reuse.kernels.layout import (
+    AGE_EDGES_S,
+    C_BLOCKS,
+    Floats,
+    Words,
+    empty_history,
+    empty_learned,
+)
+
+HORIZON_S: Final = float(AGE_EDGES_S[-1])  # what was not used for so long is taken to be never used again
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What a request was when it came.
+
+    ``turn`` counts from 1, ``known_blocks`` is the length of the prefix that some request had before, wherever
+    it is cached, and ``gap_s`` the time since the end of that prefix was used last, inf where nothing was known.
+    """
+
+    turn: int
+    known_blocks: int
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnForecast:
+    """When the next turn of a conversation comes: its chance within the horizon, and quantiles, given that it does.
+
+    ``quantiles_s`` are seconds from now, in the order in which they were asked for.
+    """
+
+    probability: float
+    quantiles_s: tuple[float, ...]
+
+
+class ReuseModel:
+    """Ages at which blocks are used again, by what their last use was like; see `docs/tiers.md`.
+
+    Blocks are named by their sequence hashes, which must differ between namespaces. ``accesses`` is how many
+    uses of blocks are remembered, whether the blocks are cached or not; each takes about 70 bytes. After
+    ``window`` blocks, half of what a cell of statistics has learned has faded. Times must not go backwards.
+    Nothing is random: the same calls give the same answers.
+    """
+
+    __slots__ = ("_history", "_learned", "_refresh_s", "_window")
+
+    def __init__(self, *, accesses: int = 1 << 20, window: int = 20_000, refresh_s: float = 5.0) -> None:
+        """``refresh_s`` is how old values may be; raises ValueError for numbers that are not positive."""
+        if accesses < 64:
+            raise ValueError(f"accesses must be at least 64, not {accesses}")
+        if window < 2:
+            raise ValueError(f"window must be at least 2 blocks, not {window}")
+        if not refresh_s >= 0.0:
+            raise ValueError(f"refresh_s must not be negative, not {refresh_s}")
+        self._window = float(window)
+        self._refresh_s = refresh_s
+        self._history = empty_history(accesses)
+        self._learned = empty_learned()
+
+    @property
+    def known_blocks(self) -> int:
+        """Blocks whose last use is remembered."""
+        return int(self._history.counters[C_BLOCKS])
+
+    def observe(self, hashes: Words, now_s: float, kind: int = 0) -> Visit:
+        """A request whose prompt consists of these blocks has come.
+
+        ``kind`` is a number from 0 to 2^31 - 1 for requests that are alike beyond what their prompts say: of a
+        route, say, or of a tenant.
+        """
+        if not 0 <= kind < 1 << 31:
+            raise ValueError(f"kind must be from 0 to 2^31 - 1, not {kind}")
+        if not isfinite(now_s):
+            raise ValueError(f"now_s must be finite, not {now_s}")
+        turn, known, gap_s = kernels.observe(self._history, self._learned, hashes, kind, now_s, self._window)
+        return Visit(turn, known, gap_s)
+
+    def reuse_probabilities(self, hashes: Words, before_s: float, now_s: float) -> Floats:
+        """The chance of each block to be used between ``now_s`` and ``before_s``, 0 for unknown blocks."""
+        probabilities = np.empty(len(hashes))
+        kernels.reuse_probabilities(self._history, self._learned, hashes, now_s, before_s, probabilities)
+        return probabilities
+
+    def retention_values(self, hashes: Words, now_s: float) -> Floats:
+        """Hits per second that each block is kept, when it is kept as long as is best; 0 for unknown blocks.
+
+        What ranks lowest goes first, in any tier. Times the seconds that a hit in a tier saves it is what a
+        block's room there is worth.
+        """
+        values = np.empty(len(hashes))
+        kernels.retention_values(self._history, self._learned, hashes, now_s, self._refresh_s, values)
+        return values
+
+    def expected_return(
+        self, prompt: Words, now_s: float, quantiles: Sequence[float] = (0.1, 0.5, 0.9)
+    ) -> ReturnForecast | None:
+        """When a conversation goes on whose last prompt so far consists of these blocks.
+
+        None where that prompt is not remembered whole, or went on already.
+        """
+        for quantile in quantiles:
+            if not 0.0 < quantile < 1.0:
+                raise ValueError(f"a quantile must be between 0 and 1, not {quantile}")
+        within = np.empty(len(AGE_EDGES_S))
+        used_s = kernels.return_probabilities(
+            self._history, self._learned, prompt, now_s, AGE_EDGES_S, within
+        )
+        if isnan(used_s):
+            return None
+        total = float(within[-1])
+        wanted = total * np.array(quantiles, np.float64)
+        return ReturnForecast(total, tuple(np.interp(wanted, within, AGE_EDGES_S).tolist()))
