@@ -4,10 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run test lint types check bench clean
+.PHONY: help setup run test test-lmcache test-mooncake lint types check bench clean
 
 help:  ## show this
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; call make with PYTHON=/path/to/python3.11"; exit 1; }
@@ -24,6 +24,23 @@ run: setup  ## the front door on port 8000 over an emulated cluster (ARGS="--emu
 test: setup  ## the whole test suite, in two processes
 	$(BIN)/pytest --numprocesses 2 --dist loadscope $(ARGS)
 
+test-lmcache: setup .venv-lmcache/.installed  ## against real LMCache servers, in a virtual environment of their own
+	LMCACHE_BIN=.venv-lmcache/bin $(BIN)/pytest -m lmcache $(ARGS)
+
+.venv-lmcache/.installed:
+	$(PYTHON) -m venv .venv-lmcache
+	.venv-lmcache/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-lmcache/bin/pip install --quiet --disable-pip-version-check lmcache==0.5.6
+	@touch $@
+
+test-mooncake: .venv-mooncake/.installed  ## against a real Mooncake master (Debian: libibverbs1 librdmacm1 libnuma1)
+	MOONCAKE_BIN=.venv-mooncake/bin .venv-mooncake/bin/pytest -m mooncake $(ARGS)
+
+.venv-mooncake/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-mooncake
+	.venv-mooncake/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,mooncake]'
+	@touch $@
+
 lint: setup  ## format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,4 +55,4 @@ bench: setup  ## every benchmark, quick
 	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
 
 clean:  ## remove what setup made
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lmcache .venv-mooncake .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -222,6 +222,12 @@ class LMCacheDirectory:
             namespaces = [self._namespace(space) for space in spaces]
         return match_chunks(self._index, namespaces, tokens, self._chunk_sizes)
 
+    def worlds(self, model: str, salt: str = "") -> list[int]:
+        """Of how many shards the chunks are that are held of a model, most first."""
+        with self._lock:
+            held = self._worlds.get((model, salt), {})
+            return sorted(held, key=lambda world: -held[world])
+
     def stream_stats(self) -> list[StreamStats]:
         with self._lock:
             return [self._stats(instance_id, stream) for instance_id, stream in self._streams.items()]

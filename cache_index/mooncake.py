@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 import structlog
 
 from cache_index.events import MalformedEventError
+from cache_index.hashing import Hashes, Namespace
 from cache_index.mooncake_events import decode_master_batch
 from cache_index.mooncake_hints import HintCounters, Listing, MooncakeHints
 from cache_index.mooncake_listing import AT_LEAST_S, MasterListings
@@ -190,6 +191,12 @@ class MooncakeEventSource:
             pool = self._pools.get(holder)
             if pool is not None:
                 pool.forget()
+
+    def names_of(self, holder: Holder, namespace: Namespace, hashes: Hashes) -> list[int | None]:
+        """The objects of a pool that hold these blocks, as far as its events and listings told."""
+        with self._lock:
+            pool = self._pools.get(holder)
+            return [None] * len(hashes) if pool is None else pool.hints.names_of(namespace, hashes)
 
     def hint_counters(self, holder: Holder) -> HintCounters:
         with self._lock:

@@ -106,6 +106,18 @@ class MooncakeHints:
         """All objects known, explained or not."""
         return [*self._blocks, *self._unkeyed]
 
+    def names_of(self, namespace: Namespace, hashes: Hashes) -> list[int | None]:
+        """The objects that hold these blocks, None for those not in the pool. Goes through all hints."""
+        wanted = set(hashes.tolist())
+        found = {
+            block.hash: name
+            for name in self._blocks
+            if (block := self._blocks.get(name)) is not None
+            and block.hash in wanted
+            and block.namespace == namespace
+        }
+        return [found.get(each) for each in hashes.tolist()]
+
     def is_current(self, listing: Listing) -> bool:
         return self._listing is listing
 

@@ -69,6 +69,20 @@ class PromptMatcher:
         if self._attachments.pop(holder, None) is not None:
             self._changes += 1
 
+    def stored_name(self, model: str) -> str:
+        """Under which name LMCache has what is cached of a served model."""
+        return self._stored_as.get(model, model)
+
+    def servers_of(self, holder: Holder) -> list[str]:
+        """The LMCache servers, by id, that an engine loads from."""
+        attachment = self._attachments.get(holder)
+        if attachment is None or self._lmcache is None:
+            return []
+        servers = [server for server, _ in self._lmcache.reach()]
+        if attachment.servers:
+            return [s.instance_id for s in servers if s.instance_id in attachment.servers]
+        return [s.instance_id for s in servers if _address(s.ip) == attachment.host]
+
     def match(
         self,
         namespace: Namespace,
@@ -88,7 +102,7 @@ class PromptMatcher:
         levels = self._index.match(namespace, hashes)
         if self._lmcache is None or namespace.lora is not None:  # LMCache's names leave adapters out
             return levels
-        model = self._stored_as.get(namespace.model, namespace.model)
+        model = self.stored_name(namespace.model)
         found = self._lmcache.match(model, tokens, salt=cache_salt or "")
         if found is None or not found.any():
             return levels

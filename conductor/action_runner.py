@@ -50,6 +50,10 @@ class ActionRunner:
         can = f"there they can only do {'; '.join(able)}" if able else "they can do nothing there"
         return f"no executor can {kind} {where} ({names}); {can}"
 
+    def holder_left(self, instance_id: str) -> None:
+        """An instance or a store is down or gone: its actions are cancelled."""
+        self.ledger.holder_left(instance_id, self._clock())
+
     def start(self) -> None:
         """Begin to take actions."""
         self.ledger.changed = self._wake.set

@@ -37,6 +37,7 @@ from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsCo
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
 from conductor.policies import make_policy
+from conductor.tier_config import ExecutorsConfig, TiersConfig
 
 Positive = Annotated[float, Field(gt=0)]
 PortNumber = Annotated[int, Field(ge=0, le=65535)]
@@ -270,6 +271,8 @@ class Config(BaseSettings):
     models: list[ModelConfig] = []
     instances: list[InstanceConfig] = []
     shared_pools: list[SharedPoolConfig] = []
+    executors: ExecutorsConfig = ExecutorsConfig()
+    tiers: TiersConfig = TiersConfig()
     api_keys: list[ApiKeyConfig] = []
     state_dir: Path | None = None
 
@@ -283,8 +286,27 @@ class Config(BaseSettings):
             if pool.id in ids:
                 raise ValueError(f"shared_pools: the id {pool.id!r} is taken; ids must be unique")
             ids.append(pool.id)
+        self._check_executors()
         check_names(self.api_keys)
         return self
+
+    def _check_executors(self) -> None:
+        admins = {pool.id: pool.mooncake and pool.mooncake.admin_endpoint for pool in self.shared_pools}
+        for pool, store in self.executors.mooncake.items():
+            if pool not in admins:
+                raise ValueError(f"executors.mooncake: {pool!r} is none of the shared_pools")
+            if store.admin_url is None and admins[pool] is None:
+                raise ValueError(
+                    f"executors.mooncake.{pool}.admin_url is required, for the pool's mooncake.admin_endpoint "
+                    "is not given either"
+                )
+        controller = self.executors.lmcache_controller
+        known = {instance.id for instance in self.instances}
+        unknown = sorted(set(controller.instances) - known) if controller is not None and known else []
+        if unknown:
+            raise ValueError(
+                f"executors.lmcache_controller.instances: {unknown[0]!r} is none of the instances"
+            )
 
     @classmethod
     def settings_customise_sources(

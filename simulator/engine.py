@@ -98,6 +98,11 @@ class Engine:
         return len(self._waiting) + len(self._pulled) + len(self._pulling)
 
     @property
+    def stepping(self) -> bool:
+        """Whether a step is under way, whose end brings the KV events."""
+        return self._batch is not None
+
+    @property
     def load_tokens(self) -> int:
         """Tokens of all unfinished requests, for choosing the least loaded rank."""
         return sum(len(sequence.tokens) for sequence in self._alive.values())
@@ -212,7 +217,7 @@ class Engine:
         """Assert that every referenced block belongs to a live sequence or a lease."""
         self.cache.check_invariants()
         held = sum(len(sequence.blocks) for sequence in self._alive.values())
-        held += sum(len(lease.blocks) for lease in self._leases.values())
+        held += sum(len(lease.blocks) for lease in self._leases.values()) + self.cache.pinned_blocks
         assert held == sum(self.cache.references()), "references without an owner"
         states = [*self._waiting, *self._pulled, *self._pulling.values(), *self._running]
         assert len(states) == len(self._alive) == len({id(sequence) for sequence in states})
@@ -250,7 +255,8 @@ class Engine:
         while self._waiting and batch.budget and len(self._running) < self.limits.sequences:
             sequence = self._waiting[0]
             hit = self.cache.lookup(sequence.chain)
-            hit_tokens = len(hit) * self.cache.block_size
+            loaded = self._in_host(sequence, len(hit))
+            hit_tokens = (len(hit) + loaded) * self.cache.block_size
             pull = sequence.submission.remote is not None and not sequence.pulled
             missing = len(sequence.tokens) - hit_tokens
             count = missing if pull else min(missing, batch.budget)
@@ -259,15 +265,22 @@ class Engine:
                 break
             self._waiting.popleft()
             self.cache.acquire(hit)
-            sequence.blocks = hit
+            sequence.blocks = hit + self.cache.allocate(loaded)
             sequence.computed = hit_tokens
             sequence.committed = len(hit)
             self._count_hit(sequence, hit_tokens)
+            self._commit(sequence, hit_tokens)
+            batch.prefill_s += self.performance.host_load_s(loaded * self.cache.block_size)
             if pull:
-                self._start_pull(sequence, needed)
+                self._start_pull(sequence, needed - loaded)
             else:
                 batch.prefill_s += self.performance.cached_prefix_s(hit_tokens)
-                self._run(batch, sequence, count, needed)
+                self._run(batch, sequence, count, needed - loaded)
+
+    def _in_host(self, sequence: Sequence, first: int) -> int:
+        """How many blocks behind the ``first`` on the device are in the host's memory."""
+        host = self.cache.host
+        return 0 if host is None else host.run(sequence.chain, first, sequence.chain.usable_blocks())
 
     def _count_hit(self, sequence: Sequence, hit_tokens: int) -> None:
         self.counters.prefix_queries += len(sequence.tokens)

@@ -12,6 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.block_hash import HashChain
+from simulator.host_tier import MEDIUM as HOST_MEDIUM
+from simulator.host_tier import HostBlock, HostTier
+
+DEVICE_MEDIUM = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +28,13 @@ class BlockStored:
     block_size: int
     salt: str | None = None  # of the first block, when that is a chain's first
     session_id: str | None = None
+    medium: str = DEVICE_MEDIUM
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
     digests: tuple[bytes, ...]
+    medium: str = DEVICE_MEDIUM
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +58,20 @@ class _PendingStore:
 class KvCache:
     """``blocks`` physical blocks of ``block_size`` tokens, numbered from 1.
 
-    Every operation is constant time per block. Events gather until `drain_events`, removals before stores.
+    Every operation is constant time per block. Events gather until `drain_events`, removals before stores, those
+    of ``host`` behind the device's.
     """
 
-    def __init__(self, blocks: int, block_size: int, *, batch_removals: bool = False) -> None:
+    def __init__(
+        self, blocks: int, block_size: int, *, batch_removals: bool = False, host: HostTier | None = None
+    ) -> None:
         if blocks < 1 or block_size < 1:
             raise ValueError(f"need at least one block of one token, not {blocks} of {block_size}")
         self.blocks = blocks
         self.block_size = block_size
         self.batch_removals = batch_removals
+        self.host = host
+        self._pinned: dict[bytes, int] = {}  # digest -> the physical block that a pin refers to
         self._references = [0] * (blocks + 1)
         self._digest: list[bytes | None] = [None] * (blocks + 1)
         self._copies: dict[bytes, dict[int, None]] = {}
@@ -85,14 +96,7 @@ class KvCache:
 
     def lookup(self, chain: HashChain) -> list[int]:
         """Physical blocks of the longest cached prefix of ``chain``, the last token's block left out."""
-        usable = chain.usable_blocks()
-        found: list[int] = []
-        for digest in chain.digests(usable)[:usable]:
-            copies = self._copies.get(digest)
-            if copies is None:
-                break
-            found.append(next(iter(copies)))
-        return found
+        return self._held(chain, chain.usable_blocks())
 
     def acquire(self, blocks: Sequence[int]) -> None:
         """Refer to cached blocks, so that they cannot be evicted."""
@@ -126,6 +130,8 @@ class KvCache:
         self._copies.setdefault(digest, {})[block] = None
         self._stored_at[block] = len(self._stored)
         self._stored.append(self._pending(block, chain, index, session_id))
+        if self.host is not None:
+            self.host.store(chain, index, index + 1)
 
     def report_hit(self, chain: HashChain, index: int, session_id: str | None = None) -> None:
         """Announce a cached block again, as vLLM does on request; no removal will match it."""
@@ -138,11 +144,80 @@ class KvCache:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
+            digest = self._digest[block]
+            if self.host is not None and digest is not None:
+                self.host.use(digest)
+
+    @property
+    def pinned_blocks(self) -> int:
+        return len(self._pinned)
+
+    def place(self, chain: HashChain, stop: int) -> int:
+        """Cache what has arrived of the first ``stop`` blocks; how many are here now, free ones permitting."""
+        held = self._held(chain, stop)
+        self.acquire(held)
+        arrived = self.allocate(min(stop - len(held), self.free_blocks))
+        for index, block in enumerate(arrived, len(held)):
+            self.commit(block, chain, index)
+        self.release(held + arrived)
+        return len(held) + len(arrived)
+
+    def held(self, chain: HashChain, stop: int) -> int:
+        """How many of the first ``stop`` blocks are cached, without a gap."""
+        return len(self._held(chain, stop))
+
+    def drop(self, chain: HashChain, start: int, stop: int) -> int:
+        """Forget blocks that nobody uses; how many that were."""
+        dropped = 0
+        for digest in chain.digests(stop)[start:stop]:
+            for block in [b for b in self._copies.get(digest, ()) if self._references[b] == 0]:
+                self._forget(block)
+                self._free.move_to_end(block, last=False)
+                dropped += digest not in self._copies
+        return dropped
+
+    def drop_all(self) -> int:
+        """Forget all blocks that nobody uses; how many that were."""
+        unused = [block for block in self._free if self._digest[block] is not None]
+        for block in unused:
+            self._forget(block)
+        return len(unused)
+
+    def pin(self, chain: HashChain, start: int, stop: int) -> int:
+        """Refer to cached blocks until they are unpinned; how many of the first. At most half of all blocks."""
+        pinned = 0
+        for digest in chain.digests(stop)[start:stop]:
+            if digest not in self._pinned:
+                copies = self._copies.get(digest)
+                if copies is None or len(self._pinned) >= self.blocks // 2:
+                    break
+                block = next(iter(copies))
+                self.acquire([block])
+                self._pinned[digest] = block
+            pinned += 1
+        return pinned
+
+    def unpin(self, chain: HashChain, start: int, stop: int) -> int:
+        """How many of these were pinned."""
+        pinned = [digest for digest in chain.digests(stop)[start:stop] if digest in self._pinned]
+        self.release([self._pinned.pop(digest) for digest in pinned])
+        return len(pinned)
+
+    def _held(self, chain: HashChain, stop: int) -> list[int]:
+        found: list[int] = []
+        for digest in chain.digests(stop)[:stop]:
+            copies = self._copies.get(digest)
+            if copies is None:
+                break
+            found.append(next(iter(copies)))
+        return found
 
     def reset(self) -> bool:
         """Forget everything cached; False, and no effect, while any block is in use."""
         if self.used_blocks:
             return False
+        if self.host is not None:
+            self.host.clear()
         self._copies.clear()
         self._digest = [None] * (self.blocks + 1)
         self._removed.clear()
@@ -172,7 +247,7 @@ class KvCache:
         self._removed.clear()
         self._stored.clear()
         self._stored_at.clear()
-        return events
+        return events + self._host_events()
 
     def residency(self) -> dict[bytes, int]:
         """Number of physical copies of every cached digest."""
@@ -214,6 +289,30 @@ class KvCache:
         tokens = tuple(chain.block_tokens(index))
         digest = chain.digests(index + 1)[index]
         return _PendingStore(block, digest, chain.parent(index), tokens, salt, session_id)
+
+    def _host_events(self) -> list[KvEvent]:
+        if self.host is None:
+            return []
+        removed, stored = self.host.take_changes()
+        events: list[KvEvent] = [BlockRemoved(tuple(removed), HOST_MEDIUM)] if removed else []
+        runs: list[list[HostBlock]] = []
+        for block in stored:
+            if runs and block.parent == runs[-1][-1].digest:
+                runs[-1].append(block)
+            else:
+                runs.append([block])
+        events.extend(
+            BlockStored(
+                digests=tuple(block.digest for block in run),
+                parent=run[0].parent,
+                tokens=tuple(token for block in run for token in block.tokens),
+                block_size=self.block_size,
+                salt=run[0].salt,
+                medium=HOST_MEDIUM,
+            )
+            for run in runs
+        )
+        return events
 
     @staticmethod
     def _continues(last: _PendingStore, store: _PendingStore) -> bool:

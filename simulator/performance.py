@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from cache_index import Tier
 from conductor.catalogue import INSTANCE_CLASSES, LLAMA_8B_H100
+from conductor.catalogue.tiers import HOST_DRAM
 from conductor.costs import InstanceClass
 
 
@@ -16,7 +18,8 @@ class PerformanceModel:
 
     Prefilling ``n`` tokens behind a prefix of ``p`` costs ``a*n + b*((p+n)^2 - p^2)``; a step costs
     ``c0 + c1*sequences + c2*context_tokens`` for its decodes plus the prefill of its chunks. A prefix taken
-    from the cache costs ``cached_base_s + cached_s_per_token*p`` once. ``speed`` divides every duration.
+    from the cache costs ``cached_base_s + cached_s_per_token*p`` once; one that comes from the host's memory
+    ``host_base_s + host_s_per_token*p`` before. ``speed`` divides every duration.
     """
 
     name: str
@@ -29,6 +32,8 @@ class PerformanceModel:
     cached_base_s: float = 0.0
     cached_s_per_token: float = 0.0
     speed: float = 1.0
+    host_base_s: float = 0.0
+    host_s_per_token: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.speed > 0:
@@ -40,6 +45,7 @@ class PerformanceModel:
 
         A prefill's base is the step it runs in; what it has beyond a step is spent on prefixes from the cache.
         """
+        host = instance_class.tiers.get(Tier.HOST) or HOST_DRAM.typical
         return cls(
             name=instance_class.name,
             prefill_s_per_token=instance_class.prefill_s_per_token,
@@ -50,6 +56,8 @@ class PerformanceModel:
             kv_bytes_per_token=instance_class.kv_bytes_per_token,
             cached_base_s=max(instance_class.prefill_base_s - instance_class.decode_base_s, 0.0),
             cached_s_per_token=instance_class.prefill_s_per_cached_token,
+            host_base_s=host.latency_s,
+            host_s_per_token=instance_class.kv_bytes_per_token / host.bytes_per_s,
         )
 
     def at_speed(self, speed: float) -> PerformanceModel:
@@ -65,6 +73,10 @@ class PerformanceModel:
     def cached_prefix_s(self, tokens: int) -> float:
         """Seconds to take ``tokens`` tokens from the prefix cache; 0 for none."""
         return (self.cached_base_s + self.cached_s_per_token * tokens) / self.speed if tokens else 0.0
+
+    def host_load_s(self, tokens: int) -> float:
+        """Seconds to bring ``tokens`` tokens from the host's memory to the device; 0 for none."""
+        return (self.host_base_s + self.host_s_per_token * tokens) / self.speed if tokens else 0.0
 
     def step_s(self, sequences: int, context_tokens: int, prefill_s: float = 0.0) -> float:
         """Seconds of a step that decodes ``sequences`` sequences over ``context_tokens`` tokens in total.

@@ -24,6 +24,7 @@ _COMMANDS = {
     "trace": "trace",
     "plan": "plan",
     "index": "index",
+    "cache": "cache",
     "config": "config_command",
     "warm": "warm",
 }  # and the modules that they are in: a command starts sooner without what the others import

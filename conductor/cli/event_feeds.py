@@ -54,8 +54,9 @@ class EventFeeds:
         self._replayable = engines
         self._sources: tuple[EventSource, ...] = (engines, trtllm, mooncake)
         self._push = PushIngest(index, clock)
-        self._lmcache = LMCacheDirectory(index)
-        self.prompts = PromptMatcher(index, self._lmcache)
+        self.lmcache = LMCacheDirectory(index)
+        self.pools = mooncake
+        self.prompts = PromptMatcher(index, self.lmcache)
         self._clock = clock
 
     def follow_master(self, pool: Holder, master: MasterConfig) -> None:
@@ -83,12 +84,12 @@ class EventFeeds:
         """Routes to mount, with their prefixes: pushed events, and LMCache's coordinator protocol."""
         return [
             (make_push_router(self._push), ""),
-            (make_lmcache_router(self._lmcache, self._clock), "/lmcache"),
+            (make_lmcache_router(self.lmcache, self._clock), "/lmcache"),
         ]
 
     def stream_stats(self) -> list[StreamStats]:
         stats = [s for source in self._sources for s in source.stream_stats()]
-        return stats + self._push.stream_stats() + self._lmcache.stream_stats()
+        return stats + self._push.stream_stats() + self.lmcache.stream_stats()
 
     @contextmanager
     def paused(self) -> Iterator[Sequence[StreamPosition]]:
@@ -97,7 +98,7 @@ class EventFeeds:
         A holder of which others tell as well is left out: what those told cannot be told apart.
         """
         with self._replayable.paused() as positions:
-            others = self._push.stream_stats() + self._lmcache.stream_stats()
+            others = self._push.stream_stats() + self.lmcache.stream_stats()
             for source in self._sources:
                 others += [] if source is self._replayable else source.stream_stats()
             unclear = {stats.holder for stats in others}
@@ -111,4 +112,4 @@ class EventFeeds:
         """Forget LMCache servers that stopped sending heartbeats."""
         while True:
             await asyncio.sleep(_EXPIRY_CHECK_S)
-            self._lmcache.expire(self._clock())
+            self.lmcache.expire(self._clock())

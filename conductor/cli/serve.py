@@ -24,8 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cache_index import Holder, LoadStat, SglangLoadFeeds, Tier
+from conductor.action_metrics import ActionCollector
+from conductor.action_runner import ActionRunner
 from conductor.admission_metrics import AdmissionCollector
 from conductor.cache_lookup import make_lookup_router
+from conductor.cache_orders import CacheOrders
 from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
 from conductor.cli.emulation import EmulatedCluster
@@ -36,6 +39,7 @@ from conductor.cli.learned import save_learned, save_learned_forever, saved_cali
 from conductor.cli.logs import configure_logs
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_services import make_services, tokenizer_folders
+from conductor.cli.tier_services import make_runner, start_runner
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker_front import WorkerFront
@@ -181,12 +185,18 @@ async def _serve(config: Config) -> None:
         registry.register(AdmissionCollector(scheduler.gate, dispatcher))
         registry.register(ClusterCollector(scheduler, clock))
         registry.register(PlacementCollector(scheduler, clock, reservations, journal))
+        actions = make_runner(config, cluster, feeds, client, clock, stack)
+        registry.register(ActionCollector(actions))
+        orders = CacheOrders(
+            actions, cluster, index, feeds.prompts, clock, aliases=scheduler.aliases, id_prefix=id_prefix
+        )
         rest = make_rest_router(
             scheduler,
             clock,
             reservations=reservations,
             membership=membership,
             tokenize=PlacementTokens(services.tokens),
+            orders=orders,
         )
         registry.register(IndexCollector(index, feeds, snapshots))
         app = create_app(
@@ -251,11 +261,14 @@ async def _serve(config: Config) -> None:
             tls=to_engines,
             endpoint_overrides=_endpoint_overrides(membership.configs()),
             on_up=engine_caches.up,
-            on_down=services.instance_lost if workers is None else workers.instance_lost,
-            on_left=engine_caches.left,
+            on_down=partial(
+                _lost, services.instance_lost if workers is None else workers.instance_lost, actions
+            ),
+            on_left=partial(_left, engine_caches, actions),
             follow_load=loads.follow,
             unfollow_load=loads.unfollow,
         )
+        await start_runner(actions, feeds, stack)
         monitor.start()
         membership.watcher = monitor
         stack.push_async_callback(monitor.close)
@@ -283,6 +296,16 @@ def _deliver_on_loop(scheduler: Scheduler, clock: Callable[[], float]) -> Callab
             loop.call_soon_threadsafe(report, holder, stat)
 
     return deliver
+
+
+def _lost(told: Callable[[str, str], None], actions: ActionRunner, instance_id: str, reason: str) -> None:
+    told(instance_id, reason)
+    actions.holder_left(instance_id)
+
+
+def _left(caches: EngineCaches, actions: ActionRunner, holder: Holder) -> None:
+    caches.left(holder)
+    actions.holder_left(holder.instance_id)
 
 
 def _make_cluster(instances: list[InstanceConfig]) -> Cluster:

@@ -1,4 +1,4 @@
-"""The conductor's REST API under /v1: placements and their explanations, instances, the cluster."""
+"""The conductor's REST API under /v1: placements and why, instances, the cluster, orders for its caches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from fastapi import APIRouter
 
+from conductor.cache_orders import CacheOrders
 from conductor.membership import Membership
+from conductor.rest.cache_orders import make_action_routes, make_cache_order_routes
 from conductor.rest.cluster import make_cluster_routes
 from conductor.rest.instances import make_instance_routes
 from conductor.rest.placements import make_placement_routes
@@ -24,10 +26,11 @@ def make_rest_router(
     reservations: Reservations | None = None,
     membership: Membership | None = None,
     tokenize: Tokenize | None = None,
+    orders: CacheOrders | None = None,
 ) -> APIRouter:
     """All routes. They read the scheduler's state in place, on its event loop, and never block.
 
-    Without ``tokenize`` prompts must come as token ids or hashes.
+    Without ``tokenize`` prompts must come as token ids or hashes; without ``orders`` nothing is moved.
     """
     if reservations is None:  # an empty one is false
         reservations = Reservations(scheduler, clock)
@@ -35,4 +38,7 @@ def make_rest_router(
     router.include_router(make_placement_routes(scheduler, clock, reservations, tokenize))
     router.include_router(make_instance_routes(scheduler, clock, membership or Membership(scheduler, clock)))
     router.include_router(make_cluster_routes(scheduler, clock))
+    if orders is not None:
+        router.include_router(make_cache_order_routes(orders, scheduler.cluster, tokenize))
+        router.include_router(make_action_routes(orders, clock))
     return router

@@ -271,6 +271,47 @@ class Diagnosis(Answer):
     findings: list[Finding]
 
 
+class ActionPlace(Answer):
+    instance: str
+    rank: int
+    tier: str
+
+
+class ActionStatus(Answer):
+    """`partial`: done, but the source had lost some of the blocks. Seconds of time, bytes of KV."""
+
+    id: str
+    kind: str
+    state: str
+    partial: bool
+    detail: str
+    reason: str
+    ordered: bool
+    model: str | None
+    source: ActionPlace | None
+    target: ActionPlace
+    start_block: int
+    stop_block: int
+    blocks_done: int
+    kv_bytes: int
+    executor: str | None
+    attempts: int
+    benefit_s: float
+    cost_s: float
+    age_s: float
+    ran_s: float | None
+    deadline_in_s: float
+
+
+class ActionsTaken(Answer):
+    actions: list[ActionStatus]
+
+
+class Actions(Answer):
+    counts: dict[str, int]
+    actions: list[ActionStatus]
+
+
 _ERRORS = {
     404: "It does not exist; the message says what does.",
     409: "It has ended already; the message says how.",

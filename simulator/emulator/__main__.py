@@ -48,6 +48,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--batch-removals", action="store_true", help="one BlockRemoved per step instead of one per block")
     add("--block-size", type=int, default=16, help="tokens per KV block")
     add("--kv-blocks", type=int, default=28_000)
+    add("--host-blocks", type=int, default=0, help="KV blocks of a host tier, written through; 0 is none")
     add("--max-model-len", type=int, help="default: 131072, or what fits the KV blocks")
     add("--max-num-seqs", type=int, default=256)
     add("--max-num-batched-tokens", type=int, default=8192)
@@ -81,6 +82,7 @@ def config_from(options: argparse.Namespace) -> EmulatorConfig:
         batch_removals=options.batch_removals,
         block_size=options.block_size,
         kv_blocks=options.kv_blocks,
+        host_blocks=options.host_blocks,
         max_model_len=options.max_model_len,
         limits=EngineLimits(options.max_num_batched_tokens, options.max_num_seqs, options.lease_s),
         performance=PROFILES[options.profile].at_speed(options.speed),

@@ -133,6 +133,12 @@ class EngineDriver:
     def reset_prefix_cache(self) -> bool:
         return self.engine.cache.reset()
 
+    def cache_changed(self) -> None:
+        """Something else than a step changed the cache: tell it now, or with the step under way."""
+        if not self.engine.stepping:
+            self._publish(self.engine.cache.drain_events())
+        self._wake.set()
+
     async def run(self) -> None:
         """Step the engine until cancelled."""
         try:

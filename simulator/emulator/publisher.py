@@ -23,7 +23,6 @@ from simulator.block_hash import digest_as_int
 from simulator.kv_cache import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 
 END_OF_REPLAY: Final = b"\xff" * 8
-MEDIUM: Final = "GPU"
 
 
 class EventEncoding(StrEnum):
@@ -54,11 +53,11 @@ class EventFormat:
         match event:
             case BlockStored():
                 return self._stored(event)
-            case BlockRemoved(digests):
+            case BlockRemoved(digests, medium):
                 hashes = [self.hash(digest) for digest in digests]
                 if self.events is EventEncoding.ARRAY:
-                    return ["BlockRemoved", hashes, MEDIUM]
-                return {"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIUM, "group_idx": 0}
+                    return ["BlockRemoved", hashes, medium]
+                return {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium, "group_idx": 0}
             case AllBlocksCleared():
                 array = self.events is EventEncoding.ARRAY
                 return ["AllBlocksCleared"] if array else {"type": "AllBlocksCleared"}
@@ -79,7 +78,7 @@ class EventFormat:
         if event.salt is not None:
             extra_keys[0] = [event.salt]
         if self.events is EventEncoding.ARRAY:
-            fields = [hashes, parent, event.tokens, event.block_size, None, MEDIUM]
+            fields = [hashes, parent, event.tokens, event.block_size, None, event.medium]
             return ["BlockStored", *fields, *([None, extra_keys] if event.salt is not None else [])]
         stored = {
             "type": "BlockStored",
@@ -88,7 +87,7 @@ class EventFormat:
             "token_ids": event.tokens,
             "block_size": event.block_size,
             "lora_id": None,
-            "medium": MEDIUM,
+            "medium": event.medium,
             "lora_name": None,
             "extra_keys": extra_keys,
             "group_idx": 0,

@@ -33,8 +33,10 @@ from simulator.emulator.openai_api import (
 from simulator.emulator.pooling_api import PoolingApi
 from simulator.emulator.publisher import EventFormat, KvEventPublisher
 from simulator.emulator.responses_api import ResponsesApi
+from simulator.emulator.tier_admin import TierAdmin
 from simulator.emulator.tokens import TOKENIZER_FOLDER, ChatTokenizer, TemplateError
 from simulator.engine import Engine, EngineLimits
+from simulator.host_tier import HostTier
 from simulator.kv_cache import KvCache
 from simulator.link import SharedLink
 from simulator.performance import DEFAULT_PROFILE, PerformanceModel
@@ -56,6 +58,7 @@ class EmulatorConfig:
     kv_replay_port: int | None = None
     block_size: int = 16
     kv_blocks: int = 28_000
+    host_blocks: int = 0  # of the host tier; 0: none
     max_model_len: int | None = None
     performance: PerformanceModel = DEFAULT_PROFILE
     limits: EngineLimits = field(default_factory=EngineLimits)
@@ -77,6 +80,8 @@ class EmulatorConfig:
         ports = [port for port in (self.kv_event_port, self.kv_replay_port) if port is not None]
         if len(ports) == 2 and abs(ports[0] - ports[1]) < self.dp_size:
             raise ValueError(f"event and replay ports must be at least {self.dp_size} (dp_size) apart")
+        if self.host_blocks < 0:
+            raise ValueError(f"host_blocks must not be negative, as {self.host_blocks} is")
         if self.kv_replay_port is not None and self.kv_event_port is None:
             raise ValueError("a replay port needs an event port")
 
@@ -99,8 +104,10 @@ class EmulatedEngine:
         self._drivers = [self._driver(rank) for rank in range(config.dp_size)]
         self._metrics.watch([driver.engine for driver in self._drivers])
         link = SharedLink(config.kv_bandwidth_gbps * 1e9 / 8 * config.performance.speed)
+        arriving = LinkTimer(link)
+        self._tiers = TierAdmin(self._drivers, arriving, config.performance)
         self._puller = KvPuller(
-            LinkTimer(link),
+            arriving,
             kv_bytes_per_token=config.performance.kv_bytes_per_token,
             timeout_s=config.pull_timeout_s,
             lost="hang" if config.hang_on_lost_prefill else "fail",
@@ -131,6 +138,7 @@ class EmulatedEngine:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._puller.close()
+            await self._tiers.close()
             for publisher in publishers:
                 publisher.close()
             self._zmq.term()
@@ -152,7 +160,8 @@ class EmulatedEngine:
 
     def _driver(self, rank: int) -> EngineDriver:
         config, publisher = self.config, self._publishers[rank]
-        cache = KvCache(config.kv_blocks, config.block_size, batch_removals=config.batch_removals)
+        host = HostTier(config.host_blocks) if config.host_blocks else None
+        cache = KvCache(config.kv_blocks, config.block_size, batch_removals=config.batch_removals, host=host)
         engine = Engine(config.performance, cache, config.limits)
         publish = (lambda events: None) if publisher is None else publisher.publish
         return EngineDriver(engine, publish, self._metrics.observer(rank))
@@ -180,6 +189,7 @@ class EmulatedEngine:
                 Route("/metrics", self._metrics_page),
                 Route("/kv_event_sources", self._kv_event_sources),
                 Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
+                *self._tiers.routes(),
                 Route("/kv_transfers/{request_id:path}", self._transfer, methods=["GET", "DELETE"]),
             ],
             exception_handlers={ApiError: _error_response},

@@ -1,0 +1,125 @@
+"""Tier actions of `conductor serve`: the ledger, its runner, the executors that are configured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import httpx
+
+from cache_index.lmcache_directory import server_holder
+from conductor.action_ledger import ActionLedger
+from conductor.action_runner import ActionRunner
+from conductor.actions import Executor
+from conductor.cli.event_feeds import EventFeeds
+from conductor.cluster import Cluster
+from conductor.config import Config
+from conductor.configuration_faults import ConfigError
+from conductor.executors import (
+    DryRunExecutor,
+    LMCacheControllerExecutor,
+    LMCacheServerExecutor,
+    MooncakeClient,
+    MooncakeExecutor,
+    MooncakeStore,
+)
+from conductor.tier_config import MooncakePoolConfig
+from conductor.tier_room import TierRoom
+
+_CLOSE_GRACE_S = 2.0
+_CHECK_S = 1.0
+
+
+def make_runner(
+    config: Config,
+    cluster: Cluster,
+    feeds: EventFeeds,
+    client: httpx.AsyncClient,
+    clock: Callable[[], float],
+    stack: AsyncExitStack,
+) -> ActionRunner:
+    """Not started. ``client`` is for stores; ``stack`` closes what executors hold open. Raises ConfigError."""
+    capacities: dict[tuple[str, str], float] = {
+        (each.instance, each.tier): each.bytes for each in config.tiers.capacities
+    }
+    ledger = ActionLedger(
+        config.tiers.link_budgets(),
+        config.tiers.limits(),
+        TierRoom(cluster, feeds.index, capacities).free_bytes,
+    )
+    return ActionRunner(ledger, _executors(config, feeds, client, stack), clock)
+
+
+async def start_runner(runner: ActionRunner, feeds: EventFeeds, stack: AsyncExitStack) -> None:
+    """Begin to carry actions out, until ``stack`` is closed."""
+    runner.start()
+    stack.push_async_callback(runner.close, _CLOSE_GRACE_S)
+    stack.callback(asyncio.create_task(_watch_servers(runner, feeds)).cancel)
+
+
+async def _watch_servers(runner: ActionRunner, feeds: EventFeeds) -> None:
+    """Actions of LMCache servers that left end. Engines are watched by the monitor."""
+    known: set[str] = set()
+    while True:
+        await asyncio.sleep(_CHECK_S)
+        now = {server_holder(server.instance_id).instance_id for server in feeds.lmcache.servers()}
+        for gone in known - now:
+            runner.holder_left(gone)
+        known = now
+
+
+def _executors(
+    config: Config, feeds: EventFeeds, client: httpx.AsyncClient, stack: AsyncExitStack
+) -> list[Executor]:
+    chosen = config.executors
+    executors: list[Executor] = []
+    if chosen.lmcache_servers is not None:
+        servers = chosen.lmcache_servers
+        executors.append(
+            LMCacheServerExecutor(
+                client,
+                feeds.lmcache,
+                stored_name=feeds.prompts.stored_name,
+                urls=servers.urls,
+                coordinator_url=servers.coordinator_url,
+                world_size=servers.world_size,
+            )
+        )
+    if chosen.lmcache_controller is not None:
+        controller = chosen.lmcache_controller
+        executors.append(
+            LMCacheControllerExecutor(
+                client,
+                controller.url,
+                controller.instances,
+                chunk_tokens=controller.chunk_tokens,
+                compression=controller.compression,
+            )
+        )
+    if chosen.mooncake:
+        endpoints = {pool.id: pool.mooncake and pool.mooncake.admin_endpoint for pool in config.shared_pools}
+        stores = {
+            pool: MooncakeStore(
+                store.admin_url or endpoints[pool] or "", store.key_format, _copies(pool, store, stack)
+            )
+            for pool, store in chosen.mooncake.items()
+        }
+        executors.append(MooncakeExecutor(client, stores, feeds.pools.names_of))
+    if chosen.dry_run:
+        executors.append(DryRunExecutor())
+    return executors
+
+
+def _copies(pool: str, store: MooncakePoolConfig, stack: AsyncExitStack) -> MooncakeClient | None:
+    if store.master is None:
+        return None
+    try:
+        client = MooncakeClient(store.master, host=store.host, protocol=store.protocol, device=store.device)
+    except ImportError as error:
+        raise ConfigError(
+            f"executors.mooncake.{pool}.master needs the store's library ({error}): "
+            "pip install 'kv-conductor[mooncake]', or leave master out and nothing is copied"
+        ) from None
+    stack.callback(client.close)
+    return client

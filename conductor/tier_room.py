@@ -1,0 +1,43 @@
+"""How much room the tiers have: their configured capacity less what the index knows to lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cache_index import CacheIndex
+from conductor.actions import Place
+from conductor.cluster import DEFAULT_BLOCK_SIZE, Cluster
+
+
+class TierRoom:
+    """``capacities`` are bytes by instance id and tier name; other places have no known bound.
+
+    Blocks are taken to be as large as those of the instance's own class, or of the cluster's first instance.
+    """
+
+    def __init__(
+        self, cluster: Cluster, index: CacheIndex, capacities: Mapping[tuple[str, str], float]
+    ) -> None:
+        self._cluster = cluster
+        self._index = index
+        self._capacities = dict(capacities)
+
+    def free_bytes(self, place: Place) -> float | None:
+        """None where the capacity is not configured. Ranks of an instance share it. O(holders)."""
+        instance_id = place.holder.instance_id
+        capacity = self._capacities.get((instance_id, place.tier.name.lower()))
+        if capacity is None:
+            return None
+        held = sum(
+            tiers.get(place.tier, 0)
+            for holder, tiers in self._index.stats().residencies_by_holder.items()
+            if holder.instance_id == instance_id
+        )
+        return max(capacity - held * self._block_bytes(instance_id), 0.0)
+
+    def _block_bytes(self, instance_id: str) -> float:
+        instance = self._cluster.get(instance_id) or next(iter(self._cluster), None)
+        if instance is None:
+            return 0.0
+        size = instance.block_size or DEFAULT_BLOCK_SIZE
+        return size * instance.instance_class.kv_bytes_per_token
