@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +12,9 @@ from numpy.typing import NDArray
 from cache_index import CacheIndex, Holder, Tier
 from conductor.actions import ActionKind, Place, Prefix
 from conductor.cluster import Cluster, InstanceState
-from conductor.tier_planner.prefix_tree import PrefixTree, Segment
+from conductor.tier_planner.prefix_tree import PrefixTree
+from conductor.tier_planner.returns import Returns
 from conductor.tier_planner.sites import Sites, recompute_s
-
-
-class Returns(Protocol):
-    """When prompts come back: what was learned of the time between two uses of a segment."""
-
-    def probability(self, segment: Segment, within_s: float, now_s: float) -> float:
-        """That a prompt has all of it again before ``now_s + within_s``."""
-        ...
-
-    def rates(self, segments: Sequence[Segment], now_s: float) -> NDArray[np.float64]:
-        """Uses per second to expect of each from now on, the higher the sooner."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from conductor.action_ledger import ActionRecord, ActionState
 from conductor.actions import ActionKind, Place, Prefix, TierAction
 from conductor.cluster import Cluster, Health
 from conductor.explanation import PlacementRecord
+from conductor.reuse import ReuseModel
 from conductor.tier_planner.draining import drain
 from conductor.tier_planner.hot_prefixes import HotPrefixes
 from conductor.tier_planner.outlook import Outlook, Proposal
@@ -28,7 +29,7 @@ from conductor.tier_planner.prefix_tree import PrefixTree, Segment
 from conductor.tier_planner.promotion import promote
 from conductor.tier_planner.replication import replicate
 from conductor.tier_planner.retention import make_room
-from conductor.tier_planner.return_times import ReturnTimes
+from conductor.tier_planner.returns import Returns
 from conductor.tier_planner.selection import select
 from conductor.tier_planner.sites import Site, Sites
 
@@ -70,7 +71,7 @@ class TierPlanner:
     ) -> None:
         self.settings = settings
         self._can_do = can
-        self._returns = ReturnTimes()
+        self._returns = Returns(ReuseModel())
         tree = PrefixTree(settings.segments)
         self._outlook = Outlook(cluster, index, Sites(cluster, sites), tree, self._returns, self._can)
         self._notes: deque[tuple[PlacementRecord, float]] = deque()
@@ -127,7 +128,7 @@ class TierPlanner:
             for segment in self._outlook.tree.parted():
                 for place in segment.held_at:
                     self._contents[place][segment] = None
-            self._returns.observe(path, placed_s)
+            self._returns.observe(prefix, placed_s)
             self._keep(path, record)
             self._hot.used(path, record.placement.overlap_tokens // self._block_tokens, placed_s)
             if record.queue_s > 0.0:
