@@ -25,7 +25,7 @@ from conductor.tier_planner.hot_prefixes import HotPrefixes
 from conductor.tier_planner.outlook import Outlook, Proposal
 from conductor.tier_planner.pinning import Pins
 from conductor.tier_planner.prefetching import prefetch
-from conductor.tier_planner.prefix_tree import PrefixTree, Segment
+from conductor.tier_planner.prefix_tree import PrefixTree, Segment, Stay
 from conductor.tier_planner.promotion import promote
 from conductor.tier_planner.replication import replicate
 from conductor.tier_planner.retention import make_room
@@ -145,17 +145,20 @@ class TierPlanner:
     def _keep(self, path: list[Segment], record: PlacementRecord) -> None:
         """The prompt is stored where it is computed, and written through to what its instance loads from."""
         instance_id = record.placement.prefill.instance_id
+        # What the request will load must be there when its turn comes.
+        needed_until_s = record.placed_s + 2.0 * record.placement.predicted_ttft_s
         for site in self._outlook.sites.of(instance_id):
             for segment in path:
-                self._put(segment, site.place, 0.0)
+                self._put(segment, site.place, Stay(segment.last_used_s, needed_until_s))
         for segment in path[:-1]:
             self._ends.pop(segment, None)
         if not path[-1].children:
             self._ends.pop(path[-1], None)
             self._ends[path[-1]] = instance_id
 
-    def _put(self, segment: Segment, place: Place, stays_until_s: float) -> None:
-        segment.held_at[place] = max(segment.held_at.get(place, 0.0), stays_until_s)
+    def _put(self, segment: Segment, place: Place, stay: Stay) -> None:
+        before = segment.held_at.get(place, stay)
+        segment.held_at[place] = Stay(*map(max, before, stay))
         self._contents[place][segment] = None
 
     # ---- rules ----
@@ -225,7 +228,7 @@ class TierPlanner:
             self._away[prefix.hashes.item(proposal.stop - 1), target] = now_s + self.settings.hold_s
         elif proposal.kind in FILLS and target in self._contents:
             for segment in self._outlook.tree.find(prefix, proposal.stop):
-                self._put(segment, target, now_s + self.settings.hold_s)
+                self._put(segment, target, Stay(segment.last_used_s, now_s + self.settings.hold_s))
         return TierAction(
             f"{self._id_prefix}{next(self._numbers)}",
             proposal.kind,

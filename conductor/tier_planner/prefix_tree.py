@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from cache_index import Namespace
 from conductor.actions import Place, Prefix
+
+
+class Stay(NamedTuple):
+    """At a site: when a prompt that went there had the segment last, and until when it is not to be dropped."""
+
+    last_used_s: float
+    held_until_s: float
 
 
 class Segment:
     """Blocks ``start`` to ``stop`` of ``prefix``, which is a prompt's that had them last.
 
     ``uses`` counts prompts that had all of it, the first included; ``gap_s`` is the time between the last two.
-    ``held_at`` are the sites where it should lie, each with until when it is not to be dropped there.
+    ``held_at`` are the sites where it should lie.
     """
 
     __slots__ = (
@@ -42,7 +50,7 @@ class Segment:
         self.uses = 1
         self.last_used_s = now_s
         self.gap_s: float | None = None
-        self.held_at: dict[Place, float] = {}
+        self.held_at: dict[Place, Stay] = {}
 
     @property
     def blocks(self) -> int:

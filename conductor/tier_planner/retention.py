@@ -15,6 +15,7 @@ from conductor.tier_planner.prefix_tree import Segment
 from conductor.tier_planner.sites import LINK_WEIGHT, Site, recompute_s
 
 KEPT_S = 3600.0  # how long a slower tier is taken to keep what it is given
+LEFT_BEHIND = 0.1  # chance that a prompt comes back where it was not served last, beside where it was
 HIGH, LOW = 0.98, 0.95  # of a site's capacity: when room is made, and how much is left then
 
 
@@ -32,6 +33,10 @@ def make_room(
         return
     wanted = used_blocks - int(LOW * capacity)
     rates = outlook.returns.rates(segments, now_s).tolist()
+    rates = [
+        rate if s.held_at[site.place].last_used_s == s.last_used_s else rate * LEFT_BEHIND
+        for s, rate in zip(segments, rates, strict=True)
+    ]
     rate_of = dict(zip(segments, rates, strict=True))
     left = {s: sum(child in rate_of for child in s.children.values()) for s in segments}
     ends = [(rate_of[s], s.last_used_s, number, s) for number, s in enumerate(segments) if not left[s]]
@@ -39,7 +44,7 @@ def make_room(
     numbers = len(segments)
     while ends and wanted > 0:
         rate, _, _, segment = heapq.heappop(ends)
-        if segment.held_at[site.place] > now_s:
+        if segment.held_at[site.place].held_until_s > now_s:
             continue
         held = outlook.held(segment.prefix, segment.stop)
         there = held.blocks(site.place) - segment.start
