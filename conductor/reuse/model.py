@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import inf, isfinite, isnan
 from typing import Final
 
 import numpy as np
@@ -49,24 +49,30 @@ class ReturnForecast:
 class ReuseModel:
     """Ages at which blocks are used again, by what their last use was like; see `docs/tiers.md`.
 
-    Blocks are named by their sequence hashes, which must differ between namespaces. ``accesses`` is how many
-    uses of blocks are remembered, whether the blocks are cached or not; each takes about 70 bytes. After
-    ``window`` blocks, half of what a cell of statistics has learned has faded. Times must not go backwards.
-    Nothing is random: the same calls give the same answers.
+    Blocks of ``block_tokens`` are named by their sequence hashes, which must differ between namespaces.
+    ``accesses`` is how many uses of blocks are remembered, whether the blocks are cached or not; each takes about
+    70 bytes. After ``window`` blocks, half of what a cell of statistics has learned is forgotten. Nothing is
+    random: the same calls give the same answers.
     """
 
-    __slots__ = ("_history", "_learned", "_refresh_s", "_window")
+    __slots__ = ("_block_tokens", "_history", "_latest_s", "_learned", "_refresh_s", "_window")
 
-    def __init__(self, *, accesses: int = 1 << 20, window: int = 20_000, refresh_s: float = 5.0) -> None:
+    def __init__(
+        self, block_tokens: int, *, accesses: int = 1 << 20, window: int = 20_000, refresh_s: float = 5.0
+    ) -> None:
         """``refresh_s`` is how old values may be; raises ValueError for numbers that are not positive."""
+        if block_tokens < 1:
+            raise ValueError(f"block_tokens must be at least 1, not {block_tokens}")
         if accesses < 64:
             raise ValueError(f"accesses must be at least 64, not {accesses}")
         if window < 2:
             raise ValueError(f"window must be at least 2 blocks, not {window}")
         if not refresh_s >= 0.0:
             raise ValueError(f"refresh_s must not be negative, not {refresh_s}")
+        self._block_tokens = block_tokens
         self._window = float(window)
         self._refresh_s = refresh_s
+        self._latest_s = -inf
         self._history = empty_history(accesses)
         self._learned = empty_learned()
 
@@ -78,14 +84,17 @@ class ReuseModel:
     def observe(self, hashes: Words, now_s: float, kind: int = 0) -> Visit:
         """A request whose prompt consists of these blocks has come.
 
-        ``kind`` is a number from 0 to 2^31 - 1 for requests that are alike beyond what their prompts say: of a
-        route, say, or of a tenant.
+        A time before the latest one counts as that. ``kind`` is a number from 0 to 2^31 - 1 for requests that are
+        alike beyond what their prompts say: of a route, say, or of a tenant.
         """
         if not 0 <= kind < 1 << 31:
             raise ValueError(f"kind must be from 0 to 2^31 - 1, not {kind}")
         if not isfinite(now_s):
             raise ValueError(f"now_s must be finite, not {now_s}")
-        turn, known, gap_s = kernels.observe(self._history, self._learned, hashes, kind, now_s, self._window)
+        self._latest_s = max(self._latest_s, now_s)
+        turn, known, gap_s = kernels.observe(
+            self._history, self._learned, hashes, self._block_tokens, kind, self._latest_s, self._window
+        )
         return Visit(turn, known, gap_s)
 
     def reuse_probabilities(self, hashes: Words, before_s: float, now_s: float) -> Floats:

@@ -10,6 +10,7 @@ from conductor.reuse.kernels.layout import Ints, Words
 from conductor.reuse.model import ReuseModel
 
 _FREED_AT_ONCE: Final = 32  # a full tier frees one block in so many
+_VALUE_OF_DEPTH: Final = 1e-14  # hits a block-second: decides between equal values only
 
 
 class RetainedBlocks:
@@ -60,20 +61,24 @@ class RetainedBlocks:
         depths = np.array(list(missing.values()), np.int64)
         if self._count + len(hashes) <= self.capacity_blocks:
             self._append(hashes, depths)
+            self._stored.update(missing)
             return []
         hashes = np.concatenate([self._hashes[: self._count], hashes])
         depths = np.concatenate([self._depths[: self._count], depths])
-        values = self._model.retention_values(hashes, now_s)
-        kept = self.capacity_blocks - self.capacity_blocks // _FREED_AT_ONCE
-        best = np.lexsort((depths, -values))[:kept]
-        before = self._stored
-        self._count, self._stored = 0, set()
-        self._append(hashes[best], depths[best])
-        return list(before - self._stored)
+        ranks = self._model.retention_values(hashes, now_s) - _VALUE_OF_DEPTH * depths
+        surplus = len(hashes) - self.capacity_blocks + self.capacity_blocks // _FREED_AT_ONCE
+        stays = np.ones(len(hashes), np.bool_)
+        stays[np.argpartition(ranks, surplus - 1)[:surplus]] = False
+        gone = hashes[~stays].tolist()
+        dropped = [block_hash for block_hash in gone if block_hash in self._stored]
+        self._count = 0
+        self._append(hashes[stays], depths[stays])
+        self._stored.update(missing)
+        self._stored.difference_update(gone)
+        return dropped
 
     def _append(self, hashes: Words, depths: Ints) -> None:
         end = self._count + len(hashes)
         self._hashes[self._count : end] = hashes
         self._depths[self._count : end] = depths
-        self._stored.update(hashes.tolist())
         self._count = end

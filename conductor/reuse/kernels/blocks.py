@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cache_index.kernel_set import outlined
+from cache_index.kernel_set import inlined
 from conductor.reuse.kernels.layout import (
     C_BLOCKS,
     C_NEXT_ACCESS,
@@ -19,7 +19,7 @@ from conductor.reuse.kernels.layout import (
 NONE = -1
 
 
-@outlined
+@inlined
 def home(history, block_hash):
     """Where the search for a block begins."""
     word = block_hash * np.uint64(0x9E3779B97F4A7C15)
@@ -27,7 +27,7 @@ def home(history, block_hash):
     return np.int64(word & np.uint64(history.table.shape[0] - 1))
 
 
-@outlined
+@inlined
 def find(history, block_hash):
     """The place in the table of a block, or the empty one where it would stand."""
     mask = history.table.shape[0] - 1
@@ -39,7 +39,13 @@ def find(history, block_hash):
         at = (at + 1) & mask
 
 
-@outlined
+@inlined
+def last_access(history, block_hash):
+    """The number of a block's last access, NONE if it is not known."""
+    return history.table[find(history, block_hash)]
+
+
+@inlined
 def erase(history, at):
     """Empty a place of the table; what stands behind it moves up."""
     mask = history.table.shape[0] - 1
@@ -55,7 +61,7 @@ def erase(history, at):
     history.table[hole] = NONE
 
 
-@outlined
+@inlined
 def forget_access(history):
     """Forget the oldest access, and its block if it was not used since."""
     counters = history.counters
@@ -70,7 +76,7 @@ def forget_access(history):
     counters[C_OLDEST_ACCESS] += 1
 
 
-@outlined
+@inlined
 def new_record(history):
     """The number of a record to be filled; the oldest makes room, with the accesses that belong to it."""
     counters = history.counters
@@ -86,9 +92,9 @@ def new_record(history):
     return counters[C_NEXT_RECORD] - 1
 
 
-@outlined
+@inlined
 def new_access(history, block_hash, record):
-    """Note that a block was used; returns how often it has been, as far as is known."""
+    """Note that a block was used."""
     counters = history.counters
     ring = history.access_hash.shape[0]
     if counters[C_NEXT_ACCESS] - counters[C_OLDEST_ACCESS] == ring:
@@ -105,4 +111,3 @@ def new_access(history, block_hash, record):
     history.access_uses[access % ring] = uses
     history.table[at] = access
     counters[C_NEXT_ACCESS] += 1
-    return uses

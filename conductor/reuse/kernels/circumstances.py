@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from cache_index.kernel_set import outlined
+from cache_index.kernel_set import inlined
 from conductor.reuse.kernels.layout import CELLS, R_CELLS
 
 # Parts of a prompt, from its end to its beginning. Known blocks are told apart by how often they have been used:
@@ -26,19 +26,25 @@ KNOWN: Final = 4
 BEGINNING: Final = 12  # above all parts
 
 _FIRST_BLOCKS: Final = 2
+_SIZES_TOKENS: Final = (2_048, 4_096, 8_192, 32_768)
+
+# How a request goes on with what was known.
+NEW: Final = 0  # not at all, or with what many begin with
+WHOLE: Final = 1  # with an earlier prompt, whole but for its last two blocks
+PARTLY: Final = 2  # with a beginning of an earlier prompt that reaches into what that prompt had brought
+BESIDE: Final = 3  # with the same beginning as an earlier turn
 
 
-@outlined
-def halvings(number):
-    """The logarithm to base 2, rounded down; 0 of what is less than 2."""
-    count = 0
-    while number > 1:
-        number >>= 1
-        count += 1
-    return count
+@inlined
+def size_of(fresh_tokens):
+    """The class of how much a prompt adds to what was known: questions, answers with them, documents."""
+    size = 0
+    while size < 4 and fresh_tokens >= _SIZES_TOKENS[size]:
+        size += 1
+    return size
 
 
-@outlined
+@inlined
 def part_of(position, matched, blocks, uses):
     """The part of a prompt that a block belongs to; ``uses`` are those before this one."""
     if position == blocks - 1:
@@ -52,7 +58,7 @@ def part_of(position, matched, blocks, uses):
     return KNOWN + (4 if uses <= 5 else 5 if uses <= 8 else 6 if uses <= 32 else 7)
 
 
-@outlined
+@inlined
 def cell(level, key):
     """The row of what ``key`` stands for at a level."""
     word = (np.uint64(key) * np.uint64(8) + np.uint64(level)) * np.uint64(0x9E3779B97F4A7C15)
@@ -61,13 +67,16 @@ def cell(level, key):
     return np.int64((word >> np.uint64(32)) & np.uint64(CELLS - 1))
 
 
-@outlined
-def write_cells(record, kind, part, turn, progress, fresh, blocks, gap_s):
+@inlined
+def write_cells(record, kind, part, turn, progress, fresh_tokens):
     """Fill a record's cells, from coarse to fine."""
-    turns = turn if turn <= 4 else 5 if turn <= 6 else 6 if turn <= 9 else 7
-    by_turn = (part * 8 + turns) * 4 + progress
-    by_size = by_turn * 16 + min(halvings(fresh), 15)
-    record[R_CELLS] = cell(0, part)
-    record[R_CELLS + 1] = cell(1, by_turn)
-    record[R_CELLS + 2] = cell(2, by_size)
-    record[R_CELLS + 3] = cell(3, np.int64(kind) * np.int64(1 << 32) + by_size)
+    turns = min(turn, 3 if part != RETURN else 10)
+    key = np.int64(part)
+    record[R_CELLS] = cell(0, key)
+    key = key * 8 + size_of(fresh_tokens)
+    record[R_CELLS + 1] = cell(1, key)
+    key = key * 16 + turns
+    record[R_CELLS + 2] = cell(2, key)
+    key = key * 4 + progress
+    record[R_CELLS + 3] = cell(3, key)
+    record[R_CELLS + 4] = cell(4, key * (1 << 32) + kind)

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from cache_index.kernel_set import outlined
+import numpy as np
+
+from cache_index.kernel_set import inlined, outlined
 from conductor.reuse.kernels.ages import age_bin, within_bin
 from conductor.reuse.kernels.layout import AGE_BINS, AGE_EDGES_S, LEVELS, R_CELLS
 
 # What is assumed of every age bin before anything was seen: a third is used again within an hour.
 _ASSUMED: Final = 0.02
-# Blocks of its own after which a cell weighs as much as the next coarser one. Blocks come by the dozen.
-_PRIOR_BLOCKS: Final = 20.0
+# Blocks of its own after which a cell weighs as much as the next coarser one.
+_PRIOR_BLOCKS: Final = 5.0
 
 
-@outlined
+@inlined
 def count_reuse(learned, record, at):
     """A block of a record was used again, at an age of bin ``at``."""
     if at < AGE_BINS:
@@ -24,7 +26,7 @@ def count_reuse(learned, record, at):
             learned.reuses[record[R_CELLS + level], at] += 1.0
 
 
-@outlined
+@inlined
 def count_chance(learned, record, at, blocks, window):
     """Blocks of a record got to age bin ``at`` unused. Of a cell that has seen ``window``, half is forgotten."""
     for level in range(LEVELS):
@@ -35,7 +37,7 @@ def count_chance(learned, record, at, blocks, window):
             learned.reuses[cell] *= 0.5
 
 
-@outlined
+@inlined
 def hazard(learned, record, at):
     """The chance of a use within an age bin, of what got there."""
     chance = _ASSUMED
@@ -54,16 +56,22 @@ def value_cell(learned, record):
     block takes room.
     """
     cell = record[R_CELLS + LEVELS - 1]
-    values = learned.values[cell]
-    for start in range(AGE_BINS):
-        left, hits, room_s, best = 1.0, 0.0, 0.0, 0.0
-        for at in range(start, AGE_BINS):
-            used = left * hazard(learned, record, at)
-            hits += used
-            room_s += (left - 0.5 * used) * (AGE_EDGES_S[at + 1] - AGE_EDGES_S[at])
-            left -= used
-            best = max(best, hits / room_s)
-        values[start] = best
+    hits, room_s = np.empty(AGE_BINS), np.empty(AGE_BINS)
+    left = 1.0
+    for at in range(AGE_BINS):
+        hits[at] = left * hazard(learned, record, at)
+        room_s[at] = (left - 0.5 * hits[at]) * (AGE_EDGES_S[at + 1] - AGE_EDGES_S[at])
+        left -= hits[at]
+    # From the end: an age is best kept through to the next whose own rate is lower.
+    following = np.empty(AGE_BINS, np.int64)
+    for start in range(AGE_BINS - 1, -1, -1):
+        after = start + 1
+        while after < AGE_BINS and hits[after] * room_s[start] > hits[start] * room_s[after]:
+            hits[start] += hits[after]
+            room_s[start] += room_s[after]
+            after = following[after]
+        following[start] = after
+        learned.values[cell, start] = hits[start] / room_s[start]
 
 
 @outlined

@@ -20,7 +20,7 @@ AGE_EDGES_S: Final[Floats] = np.concatenate([[0.0], _AGE_FACTOR ** np.arange(AGE
 
 # Cells of statistics: rows of `Learned`, a power of two.
 CELLS: Final = 1 << 14
-LEVELS: Final = 4  # cells of a record, from coarse to fine
+LEVELS: Final = 5  # cells of a record, from coarse to fine
 
 
 class Learned(NamedTuple):

@@ -7,10 +7,19 @@ from __future__ import annotations
 import numpy as np
 
 from cache_index.kernel_cache import cached_njit
-from cache_index.kernel_set import outlined
+from cache_index.kernel_set import inlined
 from conductor.reuse.kernels.ages import age_bin
-from conductor.reuse.kernels.blocks import NONE, find, new_access, new_record
-from conductor.reuse.kernels.circumstances import BEGINNING, RETURN, part_of, write_cells
+from conductor.reuse.kernels.blocks import NONE, last_access, new_access, new_record
+from conductor.reuse.kernels.circumstances import (
+    BEGINNING,
+    BESIDE,
+    NEW,
+    PARTLY,
+    RETURN,
+    WHOLE,
+    part_of,
+    write_cells,
+)
 from conductor.reuse.kernels.compilation import DIRECTORY
 from conductor.reuse.kernels.hazards import count_chance, count_reuse, probability, value
 from conductor.reuse.kernels.layout import (
@@ -30,8 +39,11 @@ from conductor.reuse.kernels.layout import (
     Words,
 )
 
+# What was used more often, and then goes on differently, is what many prompts begin with.
+_CONVERSATION_USES = 8
 
-@outlined
+
+@inlined
 def grow_old(history, learned, now_s, window):
     """Count what got to a higher age since the last call."""
     records = history.records.shape[0]
@@ -48,24 +60,24 @@ def grow_old(history, learned, now_s, window):
         history.passed[at] = number
 
 
-@outlined
+@inlined
 def record_of(history, block_hash):
     """The number of the record of a block's last use, NONE of a block that is not known."""
-    access = history.table[find(history, block_hash)]
+    access = last_access(history, block_hash)
     return (
         np.int64(NONE) if access == NONE else history.access_record[access % history.access_record.shape[0]]
     )
 
 
-@outlined
+@inlined
 def known_blocks(history, hashes):
     count = 0
-    while count < hashes.shape[0] and record_of(history, hashes[count]) != NONE:
+    while count < hashes.shape[0] and last_access(history, hashes[count]) != NONE:
         count += 1
     return count
 
 
-@outlined
+@inlined
 def open_record(history, now_s, first):
     """A record of the request whose records begin with number ``first``, itself if that is NONE."""
     number = new_record(history)
@@ -78,7 +90,13 @@ def open_record(history, now_s, first):
 
 
 def observe(
-    history: History, learned: Learned, hashes: Words, kind: int, now_s: float, window: float
+    history: History,
+    learned: Learned,
+    hashes: Words,
+    block_tokens: int,
+    kind: int,
+    now_s: float,
+    window: float,
 ) -> tuple[int, int, float]:
     """Learn from a request's arrival; its turn, the blocks of it that were known, the seconds since their last use.
 
@@ -88,46 +106,44 @@ def observe(
     grow_old(history, learned, now_s, window)
     blocks = hashes.shape[0]
     matched = known_blocks(history, hashes)
-    turn, progress, gap_s = 1, 0, np.inf
+    turn, progress, gap_s = 1, NEW, np.inf
     if matched > 0:
-        last = record_of(history, hashes[matched - 1])
+        access = last_access(history, hashes[matched - 1]) % history.access_uses.shape[0]
+        last = history.access_record[access]
         gap_s = now_s - history.record_s[last % records]
         before = last - history.records[last % records, R_BEFORE]
         if before >= history.counters[C_OLDEST_RECORD]:
             request = history.records[before % records]
-            turn = request[R_TURN]
             if matched > request[R_MATCHED]:
-                # It goes on with what that request had brought; else it only begins like it.
-                turn += 1
-                progress = 1 if request[R_PROMPT] - matched <= 2 else 2
+                turn = request[R_TURN] + 1
+                progress = WHOLE if request[R_PROMPT] - matched <= 2 else PARTLY
                 if request[R_UNUSED] > 0:
                     request[R_UNUSED] = 0
                     count_reuse(learned, request, age_bin(gap_s))
-            elif turn > 1:
-                progress = 3
+            elif request[R_TURN] > 1 and history.access_uses[access] <= _CONVERSATION_USES:
+                turn, progress = request[R_TURN], BESIDE
+    fresh_tokens = (blocks - matched) * block_tokens
     first = open_record(history, now_s, NONE)
     request = history.records[first % records]
     request[R_UNUSED] = 1
     request[R_TURN], request[R_MATCHED], request[R_PROMPT] = turn, matched, blocks
-    write_cells(request, kind, RETURN, turn, progress, blocks - matched, blocks, gap_s)
+    write_cells(request, kind, RETURN, turn, progress, fresh_tokens)
     number, part = first, BEGINNING
     for position in range(blocks):
-        before = record_of(history, hashes[position])
-        if before >= first:
-            continue  # twice in one prompt
-        if before != NONE:
+        access, uses = last_access(history, hashes[position]), 0
+        if access != NONE:
+            before = history.access_record[access % history.access_record.shape[0]]
+            if before >= first:
+                continue  # twice in one prompt
             record = history.records[before % records]
             record[R_UNUSED] -= 1
             count_reuse(learned, record, age_bin(now_s - history.record_s[before % records]))
-        access = history.table[find(history, hashes[position])]
-        uses = 0 if access == NONE else history.access_uses[access % history.access_uses.shape[0]]
+            uses = history.access_uses[access % history.access_uses.shape[0]]
         # Never back to a part nearer to the beginning: there are few records a request.
         wanted = min(part, part_of(position, matched, blocks, uses))
         if wanted != part:
             number, part = open_record(history, now_s, first), wanted
-            write_cells(
-                history.records[number % records], kind, part, turn, progress, blocks - matched, blocks, gap_s
-            )
+            write_cells(history.records[number % records], kind, part, turn, progress, fresh_tokens)
         new_access(history, hashes[position], number)
         history.records[number % records, R_UNUSED] += 1
     for each in range(first, number + 1):
@@ -155,7 +171,7 @@ def retention_values(
             values[i] = 0.0
             continue
         if number != same:
-            age_s = now_s - history.record_s[number % records]
+            age_s = max(now_s - history.record_s[number % records], 0.0)
             same, same_value = number, 0.0
             for each in range(number, number + history.records[number % records, R_BEHIND] + 1):
                 record = history.records[each % records]
@@ -184,7 +200,7 @@ def reuse_probabilities(
             for each in range(number, number + history.records[number % records, R_BEHIND] + 1):
                 record = history.records[each % records]
                 if record[R_UNUSED] > 0:
-                    chance = probability(learned, record, now_s - used_s, before_s - used_s)
+                    chance = probability(learned, record, max(now_s - used_s, 0.0), before_s - used_s)
                     same_probability = max(same_probability, chance)
         probabilities[i] = same_probability
 
@@ -212,8 +228,9 @@ def return_probabilities(
     if record[R_UNUSED] == 0 or record[R_PROMPT] != hashes.shape[0] or matched < hashes.shape[0]:
         return np.nan
     used_s = history.record_s[number % records]
+    age_s = max(now_s - used_s, 0.0)
     for i in range(until_s.shape[0]):
-        probabilities[i] = probability(learned, record, now_s - used_s, now_s + until_s[i] - used_s)
+        probabilities[i] = probability(learned, record, age_s, age_s + until_s[i])
     return float(used_s)
 
 

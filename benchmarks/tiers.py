@@ -1,0 +1,183 @@
+"""What a tier of bounded room reuses when it keeps blocks by learned value, beside LRU, S3-FIFO and Belady.
+
+Every request of a workload goes through one cache. Hit rates are those of blocks, looked up one by one; what
+`RetainedBlocks` knows of the future is nothing: the model learns from each request as it comes, from the first one
+on. With ``--traces`` the directory of Mooncake's published traces: 5,860 blocks of 512 tokens for the conversation
+and the synthetic trace. Generated workloads get room for a tenth of their blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
+
+from conductor.reuse import RetainedBlocks, ReuseModel
+from simulator.workloads import (
+    TraceRecord,
+    belady_hits,
+    block_accesses,
+    generate,
+    lru_hits,
+    next_uses,
+    read_mooncake,
+)
+
+TRACE_BLOCKS = 5_860  # of a node's DRAM
+TRACES = ("conversation_trace", "synthetic_trace")
+GENERATED = ("chat", "coding", "agent", "rag", "api", "burst")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    name: str
+    records: Sequence[TraceRecord]
+    capacity_blocks: int
+
+
+def traces(directory: Path, quick: bool) -> list[Workload]:
+    names = TRACES[:1] if quick else TRACES
+    return [Workload(n, list(read_mooncake(directory / f"{n}.jsonl")), TRACE_BLOCKS) for n in names]
+
+
+def generated(kind: str, requests: int) -> Workload:
+    """About four requests a second, so that sessions overlap."""
+    records = generate(kind, requests, 4.0, seed=0)
+    unique = len(set(block_accesses(records)))
+    return Workload(f"generated {kind}", records, max(64, unique // 10))
+
+
+def s3_fifo_hits(accesses: Sequence[int], capacity_blocks: int) -> int:
+    """S3-FIFO (Yang et al., SOSP 2023): a tenth for what is new, and names of what left it unused."""
+    small: deque[int] = deque()
+    main: deque[int] = deque()
+    ghosts: OrderedDict[int, None] = OrderedDict()
+    uses: dict[int, int] = {}
+    small_blocks = max(1, capacity_blocks // 10)
+    hits = 0
+    for block in accesses:
+        if block in uses:
+            hits += 1
+            uses[block] = min(3, uses[block] + 1)
+            continue
+        while len(uses) >= capacity_blocks:
+            if len(small) >= small_blocks or not main:
+                candidate = small.popleft()
+                if uses[candidate] > 1:
+                    main.append(candidate)
+                    uses[candidate] = 0
+                    continue
+                ghosts[candidate] = None
+                if len(ghosts) > capacity_blocks - small_blocks:
+                    ghosts.popitem(last=False)
+            else:
+                candidate = main.popleft()
+                if uses[candidate] > 0:
+                    main.append(candidate)
+                    uses[candidate] -= 1
+                    continue
+            del uses[candidate]
+        (main if block in ghosts else small).append(block)
+        ghosts.pop(block, None)
+        uses[block] = 0
+    return hits
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    hits: int
+    prefix_hits: int
+    observe_us: float
+    keep_us: float
+
+
+def planned(workload: Workload) -> Planned:
+    """Hits of a cache that keeps by learned value, and the CPU time a request costs it."""
+    model = ReuseModel(workload.records[0].block_tokens)
+    cache = RetainedBlocks(workload.capacity_blocks, model)
+    hits = prefix_hits = observe_ns = keep_ns = 0
+    for record in workload.records:
+        prompt = np.array(record.hash_ids, np.uint64)
+        hits += sum(block in cache for block in record.hash_ids)
+        prefix_hits += cache.cached_prefix(prompt)
+        started_ns = time.thread_time_ns()
+        model.observe(prompt, record.arrival_s)
+        observed_ns = time.thread_time_ns()
+        cache.keep(prompt, record.arrival_s)
+        keep_ns += time.thread_time_ns() - observed_ns
+        observe_ns += observed_ns - started_ns
+    each_us = 1e3 * len(workload.records)
+    return Planned(hits, prefix_hits, observe_ns / each_us, keep_ns / each_us)
+
+
+def evaluate(workload: Workload, quick: bool) -> dict[str, Any]:
+    accesses, capacity = block_accesses(workload.records), workload.capacity_blocks
+
+    def rate(hits: int) -> float:
+        return round(hits / len(accesses), 4)
+
+    ours = planned(workload)
+    lru = lru_hits(accesses, capacity)
+    belady = belady_hits(accesses, capacity, next_uses(accesses))
+    result = {
+        "workload": workload.name,
+        "requests": len(workload.records),
+        "capacity_blocks": capacity,
+        "lru_hit_rate": rate(lru),
+        "planner_hit_rate": rate(ours.hits),
+        "planner_prefix_hit_rate": rate(ours.prefix_hits),
+        "belady_hit_rate": rate(belady),
+        "gap_closed": round((ours.hits - lru) / (belady - lru), 3) if belady > lru else None,
+        "observe_us": round(ours.observe_us, 1),
+        "keep_us": round(ours.keep_us, 1),
+    }
+    if not quick:
+        result["s3_fifo_hit_rate"] = rate(s3_fifo_hits(accesses, capacity))
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--traces", type=Path, help="directory with Mooncake's conversation and synthetic traces"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--quick", action="store_true", help="one workload, LRU and Belady only")
+    options = parser.parse_args()
+    workloads = traces(options.traces, options.quick) if options.traces else []
+    kinds = GENERATED if not options.quick else () if workloads else GENERATED[:1]
+    workloads += [generated(kind, 2_000 if options.quick else 6_000) for kind in kinds]
+    warm_up = generated("chat", 200)
+    planned(
+        Workload(warm_up.name, warm_up.records, 64)
+    )  # kernels are compiled or loaded before anything is timed
+    results = [evaluate(workload, options.quick) for workload in workloads]
+    if options.json:
+        print(json.dumps({"benchmark": "tiers", **results[0], "results": results}))
+        return
+    print(
+        f"{'':>22}{'blocks':>8}{'LRU':>8}{'S3-FIFO':>9}{'learned':>9}{'Belady':>8}{'gap':>7}"
+        f"{'observe us':>12}{'keep us':>9}"
+    )
+    for r in results:
+        gap = "-" if r["gap_closed"] is None else f"{r['gap_closed']:.0%}"
+        print(
+            f"{r['workload']:>22}{r['capacity_blocks']:>8}{r['lru_hit_rate']:>8.3f}"
+            f"{r.get('s3_fifo_hit_rate', float('nan')):>9.3f}"
+            f"{r['planner_hit_rate']:>9.3f}{r['belady_hit_rate']:>8.3f}{gap:>7}{r['observe_us']:>12.1f}"
+            f"{r['keep_us']:>9.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
