@@ -7,6 +7,7 @@ for it, and is abandoned at its deadline.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,13 +35,14 @@ class ActionState(StrEnum):
         return self not in (ActionState.PLANNED, ActionState.RUNNING)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ActionRecord:
     """One action and what became of it. ``detail`` says why it waits or how it ended."""
 
     action: TierAction
     submitted_s: float
-    ordered: bool = False  # by a person: these go first
+    ordered: bool  # by a person: these go first
+    links: tuple[Link, ...]  # that its bytes pass
     state: ActionState = ActionState.PLANNED
     executor: str | None = None
     attempts: int = 0
@@ -57,7 +59,7 @@ class ActionRecord:
 
     @property
     def moved_bytes(self) -> int:
-        if self.state is not ActionState.DONE or not links_of(self.action):
+        if self.state is not ActionState.DONE or not self.links:
             return 0
         return self.action.kv_bytes * self.blocks_done // max(self.action.blocks, 1)
 
@@ -93,9 +95,20 @@ class LedgerLimits:
     timeout_s: float = 60.0
     backoff_s: float = 0.5
     max_backoff_s: float = 10.0
-    max_waiting: int = 10_000
+    max_waiting: int = 1_000
     max_running: int = 64
     history: int = 10_000
+
+
+@dataclass(slots=True)
+class _Round:
+    """What is known of the present moment while actions are started."""
+
+    now_s: float
+    congested: dict[
+        Link, str
+    ]  # what better actions wait for is not taken by lesser ones; with the words for it
+    free_bytes: dict[Place, float | None]  # less what is on its way
 
 
 @dataclass(slots=True)
@@ -111,6 +124,7 @@ class ActionLedger:
     tallies: dict[TallyKey, Tally] = field(default_factory=dict, init=False)
     changed: Callable[[], None] = field(default=lambda: None, init=False)  # there may be orders
     _planned: dict[str, ActionRecord] = field(default_factory=dict, init=False)
+    _queue: list[ActionRecord] = field(default_factory=list, init=False)  # the same, best first
     _running: dict[str, ActionRecord] = field(default_factory=dict, init=False)
     _ended: OrderedDict[str, ActionRecord] = field(default_factory=OrderedDict, init=False)
     _stop: list[str] = field(default_factory=list, init=False)
@@ -123,7 +137,8 @@ class ActionLedger:
         """
         if self.find(action.action_id) is not None:
             raise ValueError(f"the action id {action.action_id!r} is used twice; ids must be unique")
-        record = self._planned[action.action_id] = ActionRecord(action, now_s, ordered)
+        record = ActionRecord(action, now_s, ordered, links_of(action))
+        self._plan(record)
         never = self.budgets.never(action)
         if never is not None:
             self._end(record, ActionState.FAILED, f"{never}; raise its budget or move less", now_s)
@@ -139,18 +154,18 @@ class ActionLedger:
         """What to start and to stop at this time. Those to start count as running from now on."""
         self._expire(now_s)
         start: list[TierAction] = []
-        congested: set[Link] = set()  # what better actions wait for is not taken by lesser ones
-        for record in sorted(self._planned.values(), key=_rank):
+        moment = _Round(now_s, {}, {})
+        for record in list(self._queue):
             if len(self._running) >= self.limits.max_running:
                 break
             if now_s < record.not_before_s:
                 continue
-            waits_for = self._waits_for(record.action, congested, now_s)
-            if waits_for is not None:
-                record.detail = f"waits for {waits_for}"
-                continue
-            self._start(record, now_s)
-            start.append(record.action)
+            waits_for = self._waits_for(record, moment)
+            if waits_for is None:
+                self._start(record, moment)
+                start.append(record.action)
+            else:
+                record.detail = waits_for
         stop, self._stop = self._stop, []
         return Orders(start, stop)
 
@@ -187,7 +202,7 @@ class ActionLedger:
             return
         self.budgets.end(record.action)
         del self._running[action_id]
-        self._planned[action_id] = record
+        self._plan(record)
         record.state, record.started_s, record.not_before_s = ActionState.PLANNED, None, now_s + pause_s
         record.detail = f"attempt {record.attempts} failed: {detail}"
 
@@ -233,6 +248,7 @@ class ActionLedger:
     def check_invariants(self) -> None:
         """Assert that states, budgets and bounds agree; for tests."""
         assert all(r.state is ActionState.PLANNED for r in self._planned.values())
+        assert self._queue == sorted(self._planned.values(), key=_rank)
         assert all(r.state is ActionState.RUNNING for r in self._running.values())
         assert all(r.state.ended and r.ended_s is not None for r in self._ended.values())
         assert len(self._ended) <= self.limits.history and len(self._running) <= self.limits.max_running
@@ -253,30 +269,46 @@ class ActionLedger:
                 why = f"no end within {self.limits.timeout_s:g} s"
                 self._stop_now(record, ActionState.FAILED, why, now_s)
 
-    def _waits_for(self, action: TierAction, congested: set[Link], now_s: float) -> str | None:
-        if not self._has_room(action):
-            return f"room at {action.target}"
-        exhausted = self.budgets.exhausted(action, now_s)
-        congested.update(exhausted)
-        taken = next((link for link in links_of(action) if link in congested), None)
-        return None if taken is None else f"the budget of {taken}"
+    def _plan(self, record: ActionRecord) -> None:
+        self._planned[record.action.action_id] = record
+        insort(self._queue, record, key=_rank)
 
-    def _has_room(self, action: TierAction) -> bool:
-        if action.kind not in _FILLING:
-            return True
-        free = self.free_bytes(action.target)
-        if free is None:
-            return True
-        coming = sum(r.action.kv_bytes for r in self._running.values() if _fills(r.action, action.target))
-        arrived = sum(size for _, place, size in self._settling if place == action.target)
-        return coming + arrived + action.kv_bytes <= free
+    def _unplan(self, record: ActionRecord) -> None:
+        del self._planned[record.action.action_id]
+        self._queue.remove(record)
 
-    def _start(self, record: ActionRecord, now_s: float) -> None:
-        action_id = record.action.action_id
-        del self._planned[action_id]
-        self._running[action_id] = record
-        self.budgets.begin(record.action, now_s)
-        record.state, record.started_s, record.detail = ActionState.RUNNING, now_s, ""
+    def _waits_for(self, record: ActionRecord, moment: _Round) -> str | None:
+        for link in record.links:
+            if link in moment.congested:
+                return moment.congested[link]
+        action = record.action
+        if action.kind in _FILLING:
+            free = self._room(action.target, moment)
+            if free is not None and action.kv_bytes > free:
+                return f"waits for room at {action.target}"
+        exhausted = self.budgets.exhausted(action, moment.now_s) if record.links else []
+        for link in exhausted:
+            moment.congested[link] = f"waits for the budget of {link}"
+        return moment.congested[exhausted[0]] if exhausted else None
+
+    def _room(self, place: Place, moment: _Round) -> float | None:
+        if place not in moment.free_bytes:
+            free = self.free_bytes(place)
+            if free is not None:
+                free -= sum(r.action.kv_bytes for r in self._running.values() if _fills(r.action, place))
+                free -= sum(size for _, settling, size in self._settling if settling == place)
+            moment.free_bytes[place] = free
+        return moment.free_bytes[place]
+
+    def _start(self, record: ActionRecord, moment: _Round) -> None:
+        action = record.action
+        self._unplan(record)
+        self._running[action.action_id] = record
+        self.budgets.begin(action, moment.now_s)
+        free = moment.free_bytes.get(action.target)
+        if free is not None and action.kind in _FILLING:
+            moment.free_bytes[action.target] = free - action.kv_bytes
+        record.state, record.started_s, record.detail = ActionState.RUNNING, moment.now_s, ""
         record.attempts += 1
 
     def _stop_now(self, record: ActionRecord, state: ActionState, why: str, now_s: float) -> None:
@@ -293,7 +325,7 @@ class ActionLedger:
             self.budgets.end(action)
             del self._running[action.action_id]
         else:
-            del self._planned[action.action_id]
+            self._unplan(record)
         record.state, record.detail, record.ended_s = state, detail, now_s
         if state is ActionState.DONE and action.kind in _FILLING:
             self._settling.append((now_s + SETTLE_S, action.target, record.moved_bytes))

@@ -170,12 +170,12 @@ class CacheOrders:
             yield None, None
 
     def _holders_of(self, prefix: Prefix, target: Place, start: int) -> Iterator[tuple[Place, int]]:
-        """Places other than the target with a part of the prefix beyond ``start``: most blocks first."""
+        """Other places with a part of the prefix beyond ``start``: most blocks first, then the target's own."""
         assert prefix.token_ids is not None
         levels = self._prompts.match(
             prefix.namespace, prefix.token_ids, cache_salt=prefix.cache_salt, hashes=prefix.hashes
         )
-        found: list[tuple[int, int, Place]] = []
+        found: list[tuple[int, bool, Tier, Place]] = []
         for row, blocks in enumerate(levels.tolist()):
             holder = self._index.holder(row)
             if holder is None:
@@ -183,8 +183,8 @@ class CacheOrders:
             for tier in Tier:
                 more = blocks[tier] - (blocks[tier - 1] if tier else 0)
                 if more > 0 and blocks[tier] > start and Place(holder, tier) != target:
-                    found.append((-blocks[tier], tier, Place(holder, tier)))
-        for blocks, _, place in sorted(found, key=lambda each: each[:2]):
+                    found.append((-blocks[tier], holder != target.holder, tier, Place(holder, tier)))
+        for blocks, _, _, place in sorted(found, key=lambda each: each[:3]):
             yield place, -blocks
 
     def _meant(self, place: Place) -> Iterator[Place]:

@@ -231,6 +231,7 @@ class EmulationConfig(_Section):
     speed: Positive = 1.0
     block_size: Annotated[int, Field(gt=0)] = 16
     kv_blocks: Annotated[int, Field(gt=0)] = 28_000
+    host_blocks: Annotated[int, Field(ge=0)] = 0  # of a host tier; 0: none
     restart_after_s: Annotated[float, Field(ge=0)] = 1.0
 
     @field_validator("profile")
@@ -300,13 +301,19 @@ class Config(BaseSettings):
                     f"executors.mooncake.{pool}.admin_url is required, for the pool's mooncake.admin_endpoint "
                     "is not given either"
                 )
+        stranger = next((each for each in self.executors.emulated if each not in self._instance_ids()), None)
+        if stranger is not None:
+            raise ValueError(f"executors.emulated: {stranger!r} is none of the instances")
         controller = self.executors.lmcache_controller
-        known = {instance.id for instance in self.instances}
+        known = self._instance_ids()
         unknown = sorted(set(controller.instances) - known) if controller is not None and known else []
         if unknown:
             raise ValueError(
                 f"executors.lmcache_controller.instances: {unknown[0]!r} is none of the instances"
             )
+
+    def _instance_ids(self) -> set[str]:
+        return {instance.id for instance in self.instances}
 
     @classmethod
     def settings_customise_sources(

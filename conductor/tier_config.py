@@ -61,9 +61,12 @@ class MooncakePoolConfig(_Section):
 
 
 class ExecutorsConfig(_Section):
-    """What carries tier actions out; of several that can, the first in this order."""
+    """What carries tier actions out; of several that can, the first in this order.
 
-    emulated: bool = True
+    ``emulated`` names configured instances that are emulated engines with a host tier.
+    """
+
+    emulated: list[str] = []
     lmcache_servers: LMCacheServersConfig | None = None
     lmcache_controller: LMCacheControllerConfig | None = None
     mooncake: dict[str, MooncakePoolConfig] = {}

@@ -29,6 +29,7 @@ cache = typer.Typer(
 )
 
 _ENDED_WELL = "done"
+_WHOLE = ("action", "kind", "state")  # columns that are copied, or short
 Url = Annotated[str, typer.Option(help="The conductor's address.", envvar="CONDUCTOR_URL")]
 Token = Annotated[
     str | None,
@@ -288,7 +289,7 @@ def _show(found: list[dict[str, Any]]) -> None:
 def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in texts:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -121,6 +121,7 @@ def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProc
             "--host", host, "--port", str(port), "--instance-id", instance_id, "--role", str(role),
             "--model", config.model, "--block-size", str(config.block_size), "--kv-blocks", str(config.kv_blocks),
             "--speed", str(config.speed), "--kv-event-port", str(event_port), "--kv-replay-port", str(replay_port),
+            "--host-blocks", str(config.host_blocks),
             "--profile", config.profile, "--log-level", log_level, "--parent-pid", str(os.getpid()),
         )  # fmt: skip
         engines.append(EngineProcess(instance_id, role, port, event_port, replay_port, command))

@@ -185,7 +185,8 @@ async def _serve(config: Config) -> None:
         registry.register(AdmissionCollector(scheduler.gate, dispatcher))
         registry.register(ClusterCollector(scheduler, clock))
         registry.register(PlacementCollector(scheduler, clock, reservations, journal))
-        actions = make_runner(config, cluster, feeds, client, clock, stack)
+        embedded = [] if emulated is None else emulated.instances()
+        actions = make_runner(config, cluster, feeds, client, clock, stack, embedded)
         registry.register(ActionCollector(actions))
         orders = CacheOrders(
             actions, cluster, index, feeds.prompts, clock, aliases=scheduler.aliases, id_prefix=id_prefix

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import httpx
@@ -14,10 +14,11 @@ from conductor.action_runner import ActionRunner
 from conductor.actions import Executor
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cluster import Cluster
-from conductor.config import Config
+from conductor.config import Config, InstanceConfig
 from conductor.configuration_faults import ConfigError
 from conductor.executors import (
     DryRunExecutor,
+    EmulatedExecutor,
     LMCacheControllerExecutor,
     LMCacheServerExecutor,
     MooncakeClient,
@@ -38,8 +39,12 @@ def make_runner(
     client: httpx.AsyncClient,
     clock: Callable[[], float],
     stack: AsyncExitStack,
+    emulated: Sequence[InstanceConfig] = (),
 ) -> ActionRunner:
-    """Not started. ``client`` is for stores; ``stack`` closes what executors hold open. Raises ConfigError."""
+    """Not started. ``client`` is for stores; ``stack`` closes what executors hold open. Raises ConfigError.
+
+    ``emulated`` are the engines of the embedded cluster.
+    """
     capacities: dict[tuple[str, str], float] = {
         (each.instance, each.tier): each.bytes for each in config.tiers.capacities
     }
@@ -48,7 +53,15 @@ def make_runner(
         config.tiers.limits(),
         TierRoom(cluster, feeds.index, capacities).free_bytes,
     )
-    return ActionRunner(ledger, _executors(config, feeds, client, stack), clock)
+    executors: list[Executor] = []
+    configured = [each for each in config.instances if each.id in config.executors.emulated]
+    if emulated or configured:
+        hosts = [each.id for each in configured]
+        if config.emulation.host_blocks:
+            hosts += [each.id for each in emulated]
+        urls = {each.id: each.url for each in (*configured, *emulated)}
+        executors.append(EmulatedExecutor(client, urls, frozenset(hosts)))
+    return ActionRunner(ledger, executors + _executors(config, feeds, client, stack), clock)
 
 
 async def start_runner(runner: ActionRunner, feeds: EventFeeds, stack: AsyncExitStack) -> None:

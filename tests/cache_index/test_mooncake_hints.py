@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mooncake_pool import BLOCK, ENGINE, POOL, TOKENS, Pool, as_sent, recorded_frames
+import numpy as np
+from mooncake_pool import BLOCK, ENGINE, NAMESPACE, POOL, TOKENS, Pool, as_sent, recorded_frames
 
-from cache_index import CacheIndex
+from cache_index import CacheIndex, Namespace, sequence_hashes
 from cache_index.mooncake_events import decode_master_batch
 from cache_index.mooncake_hints import MooncakeHints, name_of
 
@@ -129,3 +130,12 @@ def test_a_listing_from_before_the_hints_were_voided_says_nothing() -> None:
     pool.apply(as_sent(1, "stored", 101))
     list_keys(pool, "102", meanwhile=(as_sent(2, "cleared"), as_sent(3, "stored", 101)))
     assert pool.hints.names() == [101]
+
+
+def test_the_objects_of_a_prefix_are_found_by_its_hashes() -> None:
+    pool = Pool()
+    pool.explain([101, 102, 103], TOKENS)
+    pool.apply(as_sent(1, "stored", 101), as_sent(2, "stored", 103))
+    hashes = sequence_hashes(np.array(TOKENS, np.uint32), BLOCK)
+    assert pool.hints.names_of(NAMESPACE, hashes) == [101, None, 103]
+    assert pool.hints.names_of(Namespace("other", BLOCK), hashes) == [None, None, None]

@@ -157,3 +157,23 @@ def test_without_lmcache_it_is_the_index_that_answers() -> None:
     prompts = PromptMatcher(index)
     assert prompts.match(NAMESPACE, PROMPT, cache_salt="s").tolist() == [[4] * 5]
     assert prompts.match(NAMESPACE, PROMPT).tolist() == [[0] * 5]
+
+
+def test_the_servers_and_the_stored_names_of_an_engine(cluster: Cluster) -> None:
+    for name, ip in (("mp-1", "10.0.0.1"), ("mp-2", "10.0.0.2")):
+        cluster.server(name, ip)
+    cluster.prompts.attach(ENGINE, "10.0.0.1", stored_as={MODEL: "/models/llama"})
+    cluster.prompts.attach(OTHER, "pod-7", servers=frozenset({"mp-2", "mp-9"}))
+    assert cluster.prompts.servers_of(ENGINE) == ["mp-1"]
+    assert cluster.prompts.servers_of(OTHER) == ["mp-2"]
+    assert cluster.prompts.servers_of(Holder("stranger")) == []
+    assert (cluster.prompts.stored_name(MODEL), cluster.prompts.stored_name("x")) == ("/models/llama", "x")
+
+
+def test_the_worlds_of_a_model_most_chunks_first(cluster: Cluster) -> None:
+    assert cluster.lmcache.worlds(MODEL) == []
+    two = tuple(ChunkObject(9, MODEL, KvRank(2, rank, 2, rank).pack()) for rank in range(2))
+    cluster.lmcache.apply(ObjectBatch("other", 1, 1, "store", "l1", "dram", False, two), 0.0)
+    cluster.hold("mp-1", 3)
+    assert cluster.lmcache.worlds(MODEL) == [1, 2]
+    assert cluster.lmcache.worlds(MODEL, "salt") == []

@@ -79,7 +79,7 @@ def real_servers(names: Sequence[str], folder: Path, *flags: str) -> Iterator[li
             l2 = f'{{"type":"fs","base_path":"{folder / "l2"}"}}'
             command = [
                 *(str(COMMAND), "server", "--instance-id", name, "--host", "127.0.0.1", "--port", str(rpc)),
-                *("--http-host", "127.0.0.1", "--http-port", str(http), "--disable-observability"),
+                *("--http-host", "127.0.0.1", "--http-port", str(http), "--disable-metrics"),
                 *("--l1-size-gb", "1", "--l1-init-size-gb", "1", "--eviction-policy", "LRU"),
                 *("--supported-transfer-mode", "engine_driven", "--l2-adapter", l2, *flags),
             ]
@@ -89,9 +89,24 @@ def real_servers(names: Sequence[str], folder: Path, *flags: str) -> Iterator[li
         yield [server for _, server in started]
 
 
-def _answers(url: str) -> bool:
+@contextmanager
+def real_controller(folder: Path) -> Iterator[str]:
+    """The classic controller, without workers; its URL."""
+    port, logs = free_port(), folder / "controller.log"
+    sockets = f'{{"pull": {free_port()}, "reply": {free_port()}}}'
+    command = [
+        *(str(COMMAND.with_name("lmcache_controller")), "--host", "127.0.0.1", "--port", str(port)),
+        *("--monitor-ports", sockets),
+    ]
+    with _process(command, logs) as process:
+        url = f"http://127.0.0.1:{port}"
+        _wait(process, lambda: _answers(url, "controller/workers"), logs)
+        yield url
+
+
+def _answers(url: str, path: str = "status") -> bool:
     try:
-        return httpx.get(f"{url}/status", trust_env=False).is_success
+        return httpx.get(f"{url}/{path}", trust_env=False).is_success
     except httpx.TransportError:
         return False
 

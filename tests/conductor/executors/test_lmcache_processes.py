@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
-from lmcache_processes import COMMAND, MODEL, RealServer, bench_prompt, real_servers
-from tier_actions import order, prefix_of
+from lmcache_processes import COMMAND, MODEL, RealServer, bench_prompt, real_controller, real_servers
+from tier_actions import host, order, prefix_of
 
 from cache_index import CacheIndex, Holder, Tier
 from cache_index.lmcache_directory import LMCacheDirectory, server_holder
 from conductor.actions import ActionKind, ExecutionError, Place
-from conductor.executors import LMCacheServerExecutor
+from conductor.executors import LMCacheControllerExecutor, LMCacheServerExecutor
 
 pytestmark = [
     pytest.mark.lmcache,
@@ -99,3 +100,20 @@ def test_engines_are_not_its_business(executor: LMCacheServerExecutor, servers: 
     assert not executor.can(ActionKind.PREFETCH, None, Place(Holder("s1"), Tier.HOST))
     assert not executor.can(ActionKind.DEMOTE, place(servers[0]), place(servers[0], Tier.DISK))
     assert not executor.can(ActionKind.PIN, None, place(servers[0], Tier.DISK))
+
+
+async def test_a_controller_without_workers_answers_and_refuses(tmp_path: Path) -> None:
+    with real_controller(tmp_path) as url:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            executor = LMCacheControllerExecutor(client, url, {"p0": "lm0", "p1": "lm1"})
+            prefix = prefix_of(range(600), MODEL)
+            assert await executor.lookup(list(range(600))) == {}
+            assert await executor.health("p0") == {}
+            for action in (
+                order(ActionKind.PIN, prefix, host("p0")),
+                order(ActionKind.COMPRESS, prefix, host("p0")),
+                order(ActionKind.REPLICATE, prefix, host("p1"), source=host("p0")),
+            ):
+                with pytest.raises(ExecutionError, match="registered with the controller") as error:
+                    await executor.execute(action)
+                assert not error.value.retryable
