@@ -17,14 +17,13 @@ import numpy as np
 from cache_index import CacheIndex, sequence_hashes
 from conductor.action_ledger import ActionRecord, ActionState
 from conductor.actions import ActionKind, Place, Prefix, TierAction
-from conductor.cluster import Cluster, Health
+from conductor.cluster import Cluster, Health, InstanceState
 from conductor.explanation import PlacementRecord
-from conductor.reuse import ReuseModel
 from conductor.tier_planner.draining import drain
 from conductor.tier_planner.hot_prefixes import HotPrefixes
 from conductor.tier_planner.outlook import Outlook, Proposal
 from conductor.tier_planner.pinning import Pins
-from conductor.tier_planner.prefetching import prefetch
+from conductor.tier_planner.prefetching import EXPECTED_WITHIN_S, prefetch
 from conductor.tier_planner.prefix_tree import PrefixTree, Segment, Stay
 from conductor.tier_planner.promotion import promote
 from conductor.tier_planner.replication import replicate
@@ -33,6 +32,9 @@ from conductor.tier_planner.returns import Returns
 from conductor.tier_planner.selection import select
 from conductor.tier_planner.sites import Site, Sites
 
+YIELDS: Final = 0.02  # of a full site
+LEAST_CHANCE: Final = 0.05  # of a next turn soon, for a prefetch to be thought of
+LOOK_AGAIN_S: Final = 10.0  # at a conversation that was not worth a prefetch
 ALL_KINDS: Final = frozenset(ActionKind)
 FILLS: Final = frozenset({ActionKind.REPLICATE, ActionKind.PROMOTE, ActionKind.PREFETCH, ActionKind.DEMOTE})
 
@@ -46,7 +48,8 @@ class PlannerSettings:
     kinds: frozenset[ActionKind] = ALL_KINDS
     every_s: float = 1.0
     hold_s: float = 60.0
-    looks: int = 200  # conversations looked at in a round for a prefetch
+    looks: int = 50  # conversations looked at in a round for a prefetch
+    checks: int = 4  # segments of each site that are looked up in a round
     segments: int = 100_000  # that are remembered
 
 
@@ -71,7 +74,7 @@ class TierPlanner:
     ) -> None:
         self.settings = settings
         self._can_do = can
-        self._returns = Returns(ReuseModel())
+        self._returns = Returns()
         tree = PrefixTree(settings.segments)
         self._outlook = Outlook(cluster, index, Sites(cluster, sites), tree, self._returns, self._can)
         self._notes: deque[tuple[PlacementRecord, float]] = deque()
@@ -82,6 +85,7 @@ class TierPlanner:
         self._ends: dict[
             Segment, str
         ] = {}  # conversations to look at, and the instance that served them last
+        self._looked: dict[Segment, float] = {}  # for a prefetch: when to look again
         self._waiting: dict[str, _Waiting] = {}
         self._hot = HotPrefixes()
         self._pins = Pins()
@@ -107,6 +111,7 @@ class TierPlanner:
     def plan(self, now_s: float) -> list[TierAction]:
         """What to order now."""
         self._read_notes(now_s)
+        self._notice_lost()
         proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
         chosen = select(proposals, self.free_bytes, lambda place: None)
         return [self._order(each, now_s) for each in chosen]
@@ -135,6 +140,7 @@ class TierPlanner:
                 self._waiting[record.placement.placement_id] = _Waiting(record, path[-1])
         for forgotten in self._outlook.tree.shrink():
             self._ends.pop(forgotten, None)
+            self._looked.pop(forgotten, None)
             for place in forgotten.held_at:
                 del self._contents[place][forgotten]
         started = [i for i, w in self._waiting.items() if w.record.placed_s + w.record.queue_s <= now_s]
@@ -152,6 +158,7 @@ class TierPlanner:
                 self._put(segment, site.place, Stay(segment.last_used_s, needed_until_s))
         for segment in path[:-1]:
             self._ends.pop(segment, None)
+            self._looked.pop(segment, None)
         if not path[-1].children:
             self._ends.pop(path[-1], None)
             self._ends[path[-1]] = instance_id
@@ -185,17 +192,40 @@ class TierPlanner:
             yield from self._evictions(now_s)
 
     def _prefetches(self, now_s: float) -> Iterator[Proposal]:
-        """For the conversations that are likeliest to go on, of those used last."""
-        ends = list(islice(reversed(self._ends), 10 * self.settings.looks))
-        rates = self._outlook.returns.rates(ends, now_s)
-        for number in np.argsort(-rates, kind="stable")[: self.settings.looks].tolist():
-            segment = ends[number]
-            instance = self._outlook.cluster.get(self._ends[segment])
-            if instance is None or not instance.is_candidate(now_s):
+        """For the conversations that are likeliest to go on soon and that their instance has not at hand."""
+        outlook, looks = self._outlook, self.settings.looks
+        wanted: list[tuple[Segment, InstanceState]] = []
+        for segment, instance_id in islice(reversed(self._ends.items()), 20 * looks):
+            if self._looked.get(segment, now_s) > now_s:
                 continue
-            proposal = prefetch(self._outlook, segment, instance, now_s)
+            instance, site = outlook.cluster.get(instance_id), outlook.sites.own(instance_id)
+            if site is None or instance is None or not instance.is_candidate(now_s):
+                continue
+            if site.place not in segment.held_at:
+                wanted.append((segment, instance))
+        if not wanted:
+            return
+        chances = outlook.returns.probabilities([s for s, _ in wanted], EXPECTED_WITHIN_S, now_s)
+        for number in np.argsort(-chances, kind="stable")[:looks].tolist():
+            if chances[number] < LEAST_CHANCE:
+                return
+            segment, instance = wanted[number]
+            self._looked[segment] = now_s + LOOK_AGAIN_S
+            proposal = prefetch(outlook, segment, instance, float(chances[number]), now_s)
             if proposal is not None:
                 yield proposal
+
+    def _notice_lost(self) -> None:
+        """Some of what sites are taken to have is looked up: engines drop blocks by themselves, too."""
+        for place, segments in self._contents.items():
+            for segment in list(islice(segments, self.settings.checks)):
+                del segments[segment]
+                if self._outlook.held(segment.prefix, segment.stop).blocks(place) > segment.start:
+                    segments[segment] = None  # behind those to be checked next
+                elif segment.held_at[place].held_until_s > 0.0:
+                    segments[segment] = None
+                else:
+                    del segment.held_at[place]
 
     def _evictions(self, now_s: float) -> Iterator[Proposal]:
         if not self._block_tokens:
@@ -250,9 +280,13 @@ class TierPlanner:
         if site is None or not self._block_tokens:
             return None
         held = self._outlook.index.stats().residencies_by_holder.get(place.holder, {}).get(place.tier, 0)
-        free_tokens = site.capacity_tokens - held * self._block_tokens
+        free_tokens: float = site.capacity_tokens - held * self._block_tokens
         member = next((i for i in self._outlook.cluster if site.serves(i.instance_id)), None)
-        return None if member is None else free_tokens * member.instance_class.kv_bytes_per_token
+        if member is None:
+            return None
+        # What is full drops what was used longest ago for what comes; a little of it, then.
+        free_tokens = max(free_tokens, YIELDS * site.capacity_tokens)
+        return free_tokens * member.instance_class.kv_bytes_per_token
 
 
 def _prefix_of(record: PlacementRecord) -> Prefix | None:

@@ -58,9 +58,10 @@ def bring(
     return None
 
 
-def prefetch(outlook: Outlook, segment: Segment, instance: InstanceState, now_s: float) -> Proposal | None:
-    """For the conversation that ends with ``segment``, where its next turn is to be expected soon."""
-    probability = outlook.returns.probability(segment, EXPECTED_WITHIN_S, now_s)
+def prefetch(
+    outlook: Outlook, segment: Segment, instance: InstanceState, probability: float, now_s: float
+) -> Proposal | None:
+    """``probability`` is that of a next turn of the conversation that ends here, within `EXPECTED_WITHIN_S`."""
     return bring(
         outlook,
         ActionKind.PREFETCH,

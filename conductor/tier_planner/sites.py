@@ -46,6 +46,7 @@ class Sites:
         self._cluster = cluster
         self._sites = {site.place: site for site in sites}
         self._of: dict[str, Sequence[Site]] = {}
+        self._own: dict[str, Site | None] = {}
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._sites.values())
@@ -66,7 +67,9 @@ class Sites:
 
     def own(self, instance_id: str) -> Site | None:
         """The fastest of an instance's own."""
-        return next((site for site in self.of(instance_id) if not site.shared), None)
+        if instance_id not in self._own:
+            self._own[instance_id] = next((s for s in self.of(instance_id) if not s.shared), None)
+        return self._own[instance_id]
 
     def load_s(self, tier: Tier, instance: InstanceState, tokens: int) -> float:
         """Seconds to load tokens from a tier to an instance's device; infinite where it cannot."""
