@@ -50,9 +50,9 @@ class ReuseModel:
     """Ages at which blocks are used again, by what their last use was like; see `docs/tiers.md`.
 
     Blocks of ``block_tokens`` are named by their sequence hashes, which must differ between namespaces.
-    ``accesses`` is how many uses of blocks are remembered, whether the blocks are cached or not; each takes about
-    70 bytes. After ``window`` blocks, half of what a cell of statistics has learned is forgotten. Nothing is
-    random: the same calls give the same answers.
+    ``accesses`` is how many uses of blocks are remembered, whether the blocks are cached or not, rounded up to a
+    power of two; each takes about 65 bytes. After ``window`` blocks, half of what a cell of statistics has
+    learned is forgotten. Nothing is random: the same calls give the same answers.
     """
 
     __slots__ = ("_block_tokens", "_history", "_latest_s", "_learned", "_refresh_s", "_window")
@@ -63,8 +63,8 @@ class ReuseModel:
         """``refresh_s`` is how old values may be; raises ValueError for numbers that are not positive."""
         if block_tokens < 1:
             raise ValueError(f"block_tokens must be at least 1, not {block_tokens}")
-        if accesses < 64:
-            raise ValueError(f"accesses must be at least 64, not {accesses}")
+        if accesses < 128:
+            raise ValueError(f"accesses must be at least 128, not {accesses}")
         if window < 2:
             raise ValueError(f"window must be at least 2 blocks, not {window}")
         if not refresh_s >= 0.0:

@@ -34,7 +34,7 @@ def find(history, block_hash):
     at = home(history, block_hash)
     while True:
         access = history.table[at]
-        if access == NONE or history.access_hash[access % history.access_hash.shape[0]] == block_hash:
+        if access == NONE or history.access_hash[access & (history.access_hash.shape[0] - 1)] == block_hash:
             return at
         at = (at + 1) & mask
 
@@ -53,7 +53,7 @@ def erase(history, at):
     at = (at + 1) & mask
     while history.table[at] != NONE:
         access = history.table[at]
-        wanted = home(history, history.access_hash[access % history.access_hash.shape[0]])
+        wanted = home(history, history.access_hash[access & (history.access_hash.shape[0] - 1)])
         if ((at - wanted) & mask) >= ((at - hole) & mask):
             history.table[hole] = access
             hole = at
@@ -66,13 +66,13 @@ def forget_access(history):
     """Forget the oldest access, and its block if it was not used since."""
     counters = history.counters
     access = counters[C_OLDEST_ACCESS]
-    at = find(history, history.access_hash[access % history.access_hash.shape[0]])
+    at = find(history, history.access_hash[access & (history.access_hash.shape[0] - 1)])
     if history.table[at] == access:
         erase(history, at)
         counters[C_BLOCKS] -= 1
         # Whether it is used again cannot be seen any more.
-        record = history.access_record[access % history.access_record.shape[0]]
-        history.records[record % history.records.shape[0], R_UNUSED] -= 1
+        record = history.access_record[access & (history.access_record.shape[0] - 1)]
+        history.records[record & (history.records.shape[0] - 1), R_UNUSED] -= 1
     counters[C_OLDEST_ACCESS] += 1
 
 
@@ -81,10 +81,10 @@ def new_record(history):
     """The number of a record to be filled; the oldest makes room, with the accesses that belong to it."""
     counters = history.counters
     if counters[C_NEXT_RECORD] - counters[C_OLDEST_RECORD] == history.records.shape[0]:
-        ring = history.access_record.shape[0]
+        ring = history.access_record.shape[0] - 1  # mask
         while (
             counters[C_OLDEST_ACCESS] < counters[C_NEXT_ACCESS]
-            and history.access_record[counters[C_OLDEST_ACCESS] % ring] <= counters[C_OLDEST_RECORD]
+            and history.access_record[counters[C_OLDEST_ACCESS] & ring] <= counters[C_OLDEST_RECORD]
         ):
             forget_access(history)
         counters[C_OLDEST_RECORD] += 1
@@ -96,18 +96,18 @@ def new_record(history):
 def new_access(history, block_hash, record):
     """Note that a block was used."""
     counters = history.counters
-    ring = history.access_hash.shape[0]
-    if counters[C_NEXT_ACCESS] - counters[C_OLDEST_ACCESS] == ring:
+    ring = history.access_hash.shape[0] - 1  # mask
+    if counters[C_NEXT_ACCESS] - counters[C_OLDEST_ACCESS] > ring:
         forget_access(history)
     at = find(history, block_hash)
     uses = np.int32(1)
     if history.table[at] == NONE:
         counters[C_BLOCKS] += 1
     else:
-        uses += history.access_uses[history.table[at] % ring]
+        uses += history.access_uses[history.table[at] & ring]
     access = counters[C_NEXT_ACCESS]
-    history.access_hash[access % ring] = block_hash
-    history.access_record[access % ring] = record
-    history.access_uses[access % ring] = uses
+    history.access_hash[access & ring] = block_hash
+    history.access_record[access & ring] = record
+    history.access_uses[access & ring] = uses
     history.table[at] = access
     counters[C_NEXT_ACCESS] += 1

@@ -35,7 +35,8 @@ class Learned(NamedTuple):
 class History(NamedTuple):
     """What was seen lately, in two rings: records, one for blocks that are in like circumstances, and accesses.
 
-    Numbers of records and accesses go up for ever; their place is the number modulo the ring's length.
+    Numbers of records and accesses go up for ever; their place is the number modulo the ring's length,
+    a power of two.
     """
 
     counters: Ints  # [C_COLUMNS]
@@ -75,9 +76,10 @@ def empty_learned() -> Learned:
 
 
 def empty_history(accesses: int) -> History:
-    """For the last ``accesses`` uses of blocks; takes about 70 bytes each."""
-    records = max(64, accesses // 2)
-    places = 1 << (2 * accesses - 1).bit_length()
+    """For the last ``accesses`` uses of blocks, rounded up to a power of two; takes about 65 bytes each."""
+    accesses = max(128, 1 << (accesses - 1).bit_length())
+    records = accesses // 2
+    places = 2 * accesses
     return History(
         np.zeros(C_COLUMNS, np.int64),
         np.zeros((records, R_COLUMNS), np.int32),

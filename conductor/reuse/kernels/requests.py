@@ -46,11 +46,11 @@ _CONVERSATION_USES = 8
 @inlined
 def grow_old(history, learned, now_s, window):
     """Count what got to a higher age since the last call."""
-    records = history.records.shape[0]
+    records = history.records.shape[0] - 1  # mask
     for at in range(1, AGE_BINS):
         number = max(history.passed[at], history.counters[C_OLDEST_RECORD])
         while number < history.counters[C_NEXT_RECORD]:
-            place = number % records
+            place = number & records
             if now_s - history.record_s[place] < AGE_EDGES_S[at]:
                 break
             if history.records[place, R_UNUSED] > 0:
@@ -65,7 +65,9 @@ def record_of(history, block_hash):
     """The number of the record of a block's last use, NONE of a block that is not known."""
     access = last_access(history, block_hash)
     return (
-        np.int64(NONE) if access == NONE else history.access_record[access % history.access_record.shape[0]]
+        np.int64(NONE)
+        if access == NONE
+        else history.access_record[access & (history.access_record.shape[0] - 1)]
     )
 
 
@@ -81,7 +83,7 @@ def known_blocks(history, hashes):
 def open_record(history, now_s, first):
     """A record of the request whose records begin with number ``first``, itself if that is NONE."""
     number = new_record(history)
-    place = number % history.records.shape[0]
+    place = number & (history.records.shape[0] - 1)
     history.record_s[place] = now_s
     history.records[place] = 0
     if first != NONE:
@@ -102,18 +104,18 @@ def observe(
 
     The gap is inf where nothing was known.
     """
-    records = history.records.shape[0]
+    records = history.records.shape[0] - 1  # mask
     grow_old(history, learned, now_s, window)
     blocks = hashes.shape[0]
     matched = known_blocks(history, hashes)
     turn, progress, gap_s = 1, NEW, np.inf
     if matched > 0:
-        access = last_access(history, hashes[matched - 1]) % history.access_uses.shape[0]
+        access = last_access(history, hashes[matched - 1]) & (history.access_uses.shape[0] - 1)
         last = history.access_record[access]
-        gap_s = now_s - history.record_s[last % records]
-        before = last - history.records[last % records, R_BEFORE]
+        gap_s = now_s - history.record_s[last & records]
+        before = last - history.records[last & records, R_BEFORE]
         if before >= history.counters[C_OLDEST_RECORD]:
-            request = history.records[before % records]
+            request = history.records[before & records]
             if matched > request[R_MATCHED]:
                 turn = request[R_TURN] + 1
                 progress = WHOLE if request[R_PROMPT] - matched <= 2 else PARTLY
@@ -124,7 +126,7 @@ def observe(
                 turn, progress = request[R_TURN], BESIDE
     fresh_tokens = (blocks - matched) * block_tokens
     first = open_record(history, now_s, NONE)
-    request = history.records[first % records]
+    request = history.records[first & records]
     request[R_UNUSED] = 1
     request[R_TURN], request[R_MATCHED], request[R_PROMPT] = turn, matched, blocks
     write_cells(request, kind, RETURN, turn, progress, fresh_tokens)
@@ -132,22 +134,22 @@ def observe(
     for position in range(blocks):
         access, uses = last_access(history, hashes[position]), 0
         if access != NONE:
-            before = history.access_record[access % history.access_record.shape[0]]
+            before = history.access_record[access & (history.access_record.shape[0] - 1)]
             if before >= first:
                 continue  # twice in one prompt
-            record = history.records[before % records]
+            record = history.records[before & records]
             record[R_UNUSED] -= 1
-            count_reuse(learned, record, age_bin(now_s - history.record_s[before % records]))
-            uses = history.access_uses[access % history.access_uses.shape[0]]
+            count_reuse(learned, record, age_bin(now_s - history.record_s[before & records]))
+            uses = history.access_uses[access & (history.access_uses.shape[0] - 1)]
         # Never back to a part nearer to the beginning: there are few records a request.
         wanted = min(part, part_of(position, matched, blocks, uses))
         if wanted != part:
             number, part = open_record(history, now_s, first), wanted
-            write_cells(history.records[number % records], kind, part, turn, progress, fresh_tokens)
+            write_cells(history.records[number & records], kind, part, turn, progress, fresh_tokens)
         new_access(history, hashes[position], number)
-        history.records[number % records, R_UNUSED] += 1
+        history.records[number & records, R_UNUSED] += 1
     for each in range(first, number + 1):
-        record = history.records[each % records]
+        record = history.records[each & records]
         record[R_BEHIND] = number - each
         count_chance(learned, record, 0, record[R_UNUSED], window)
     return turn, matched, gap_s
@@ -163,7 +165,7 @@ def retention_values(
 
     A block is worth no less than what the same request had behind it, which is of no use without it.
     """
-    records = history.records.shape[0]
+    records = history.records.shape[0] - 1  # mask
     same, same_value = np.int64(NONE), 0.0
     for i in range(hashes.shape[0]):
         number = record_of(history, hashes[i])
@@ -171,10 +173,10 @@ def retention_values(
             values[i] = 0.0
             continue
         if number != same:
-            age_s = max(now_s - history.record_s[number % records], 0.0)
+            age_s = max(now_s - history.record_s[number & records], 0.0)
             same, same_value = number, 0.0
-            for each in range(number, number + history.records[number % records, R_BEHIND] + 1):
-                record = history.records[each % records]
+            for each in range(number, number + history.records[number & records, R_BEHIND] + 1):
+                record = history.records[each & records]
                 if record[R_UNUSED] > 0:
                     same_value = max(same_value, value(learned, record, age_s, now_s, refresh_s))
         values[i] = same_value
@@ -187,7 +189,7 @@ def reuse_probabilities(
     history: History, learned: Learned, hashes: Words, now_s: float, before_s: float, probabilities: Floats
 ) -> None:
     """Write the chance of every block to be used between two times, 0 of those not known."""
-    records = history.records.shape[0]
+    records = history.records.shape[0] - 1  # mask
     same, same_probability = np.int64(NONE), 0.0
     for i in range(hashes.shape[0]):
         number = record_of(history, hashes[i])
@@ -195,10 +197,10 @@ def reuse_probabilities(
             probabilities[i] = 0.0
             continue
         if number != same:
-            used_s = history.record_s[number % records]
+            used_s = history.record_s[number & records]
             same, same_probability = number, 0.0
-            for each in range(number, number + history.records[number % records, R_BEHIND] + 1):
-                record = history.records[each % records]
+            for each in range(number, number + history.records[number & records, R_BEHIND] + 1):
+                record = history.records[each & records]
                 if record[R_UNUSED] > 0:
                     chance = probability(learned, record, max(now_s - used_s, 0.0), before_s - used_s)
                     same_probability = max(same_probability, chance)
@@ -215,19 +217,19 @@ def return_probabilities(
 
     Returns the record's time, NaN where that prompt is not known or went on already.
     """
-    records = history.records.shape[0]
+    records = history.records.shape[0] - 1  # mask
     probabilities[:] = 0.0
     matched = known_blocks(history, hashes)
     if matched == 0:
         return np.nan
     last = record_of(history, hashes[matched - 1])
-    number = last - history.records[last % records, R_BEFORE]
+    number = last - history.records[last & records, R_BEFORE]
     if number < history.counters[C_OLDEST_RECORD]:
         return np.nan
-    record = history.records[number % records]
+    record = history.records[number & records]
     if record[R_UNUSED] == 0 or record[R_PROMPT] != hashes.shape[0] or matched < hashes.shape[0]:
         return np.nan
-    used_s = history.record_s[number % records]
+    used_s = history.record_s[number & records]
     age_s = max(now_s - used_s, 0.0)
     for i in range(until_s.shape[0]):
         probabilities[i] = probability(learned, record, age_s, age_s + until_s[i])

@@ -166,7 +166,7 @@ def test_a_time_that_goes_back_counts_as_the_latest() -> None:
     ("arguments", "named"),
     [
         ({"block_tokens": 0}, "block_tokens"),
-        ({"accesses": 63}, "accesses"),
+        ({"accesses": 127}, "accesses"),
         ({"window": 1}, "window"),
         ({"refresh_s": -1.0}, "refresh_s"),
     ],
@@ -218,14 +218,14 @@ def test_knows_the_prefixes_that_came_before(requests: list[tuple[int, int, int,
 @settings(max_examples=60, deadline=None)
 @given(PROMPTS)
 def test_memory_is_bounded_and_answers_stay_in_range(requests: list[tuple[int, int, int, float]]) -> None:
-    model, again = ReuseModel(BLOCK_TOKENS, accesses=64), ReuseModel(BLOCK_TOKENS, accesses=64)
+    model, again = ReuseModel(BLOCK_TOKENS, accesses=128), ReuseModel(BLOCK_TOKENS, accesses=128)
     lately: list[int] = []
     now_s = 0.0
     for number, (tree, leaves, blocks, after_s) in enumerate(requests):
         now_s += after_s
         each = branching(tree, leaves, number, blocks)
         assert model.observe(each, now_s) == again.observe(each, now_s)
-        lately = (lately + each.tolist())[-64:]
+        lately = (lately + each.tolist())[-128:]
         assert model.known_blocks <= len(set(lately))
         values = model.retention_values(each, now_s)
         assert np.isfinite(values).all() and (values > 0.0).all(), "the newest prompt is known"
@@ -237,10 +237,10 @@ def test_memory_is_bounded_and_answers_stay_in_range(requests: list[tuple[int, i
 
 
 def test_a_prompt_longer_than_the_memory_is_remembered_by_its_end() -> None:
-    model = ReuseModel(BLOCK_TOKENS, accesses=64)
+    model = ReuseModel(BLOCK_TOKENS, accesses=128)
     model.observe(prompt(1, 500), 0.0)
-    assert model.known_blocks == 64
-    assert model.retention_values(prompt(400, 1), 0.0)[0] == 0.0
+    assert model.known_blocks == 128
+    assert model.retention_values(prompt(300, 1), 0.0)[0] == 0.0
     assert model.retention_values(prompt(450, 1), 0.0)[0] > 0.0
 
 
