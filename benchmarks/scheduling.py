@@ -24,11 +24,12 @@ from workloads.selection_service import Tokens, latencies_us
 
 from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.joint import assign
 from conductor.placement import Objectives, PlacementRequest, Role, Usage
 from conductor.policies import make_policy
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 
 BLOCK = 16
 PROMPT_TOKENS = 6_000

@@ -64,6 +64,14 @@ def entry_point(kernel: Any) -> Callable[..., Any]:
     return entry
 
 
+def compiled(kernel: Any, *signature: Any) -> Callable[..., Any]:
+    """The entry point of one signature of a kernel that others may be compiled for; see `entry_point`."""
+    if signature not in kernel.overloads:
+        kernel.compile(signature)
+    entry: Callable[..., Any] = kernel.overloads[signature].entry_point
+    return entry
+
+
 def inlined(function: Callable[..., Any]) -> Any:
     """A function that only kernels call; it is compiled into them."""
     return njit(forceinline=True, error_model="numpy")(function)

@@ -111,7 +111,7 @@ class CacheIndex:
     ) -> None:
         """Like store; ``engine_keys`` are other names of the same blocks, for ``remove_linked``."""
         hashes = _contiguous(hashes, _U64)
-        engine_keys = _contiguous(engine_keys, _U64)
+        engine_keys = engine_keys if engine_keys is _NO_KEYS else _contiguous(engine_keys, _U64)
         domain = namespace.domain_word
         with self._lock:
             slot = self._slots.of(holder, tier)

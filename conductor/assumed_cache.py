@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import ApproximateResidency, CacheIndex, Holder, sequence_hashes
-from conductor.cluster import EngineFacts, InstanceState
+from conductor.cluster import Cluster, EngineFacts
 from conductor.explanation import PlacementRecord
 from conductor.placement import Usage
 from conductor.roster import cache_namespace
@@ -41,14 +41,14 @@ class AssumedCache:
         """The engine is gone, and its cache with it."""
         self._residency.forget(holder)
 
-    def placed(self, record: PlacementRecord, owner: InstanceState, now_s: float) -> None:
-        """A prompt goes to ``owner`` to be prefilled; what is sent there counts as cached."""
+    def placed(self, record: PlacementRecord, cluster: Cluster, now_s: float) -> None:
+        """A prompt goes to an instance of ``cluster`` to be prefilled; what is sent there counts as cached."""
         request, holder = record.request, record.prefill.holder
-        if (
-            not self._residency.is_predicted(holder)
-            or not len(request.tokens)
-            or (size := owner.block_size) is None
-        ):
+        if not self._residency.is_predicted(holder) or not len(request.tokens):
+            return
+        owner = cluster[holder.instance_id]
+        size = owner.block_size
+        if size is None:
             return
         namespace = cache_namespace(owner, record.placement.model, size, request.cache_tenant)
         hashes = sequence_hashes(request.tokens, namespace.block_size, cache_salt=request.cache_salt)

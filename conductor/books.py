@@ -44,38 +44,34 @@ class Books:
 
     def reserve(self, record: PlacementRecord, now_s: float) -> None:
         """Book the work and the transfers of a placement, so that the next decision sees them."""
-        placement, request = record.placement, record.request
-        record.prefill.add_prefill(
-            placement.placement_id,
-            PendingPrefill(
-                placement.plan.prefill_s,
-                request.prompt_tokens - placement.plan.tokens,
-                # Its end shows when the first token streams or when it hands off.
-                request.streamed or placement.disaggregated,
-            ),
-            now_s,
+        placement, request, candidates = record.placement, record.request, record.candidates
+        assert candidates is not None
+        placement_id, plan, prefill_s = placement.placement_id, placement.plan, placement.plan.prefill_s
+        rank, decode = record.prefill, record.decode
+        whole = decode is rank
+        # Its end shows when the first token streams or when it hands off.
+        observed = request.streamed or placement.disaggregated
+        rank.add_prefill(
+            placement_id, PendingPrefill(prefill_s, request.prompt_tokens - plan.tokens, observed), now_s
         )
-        record.decode.add_decode(placement.placement_id, request.prompt_tokens + record.output_tokens // 2)
-        assert record.candidates is not None
-        record.decode.exposure.placed(
-            placement.placement_id,
-            placement.plan.prefill_s if record.decode is record.prefill else 0.0,
+        decode.add_decode(placement_id, request.prompt_tokens + record.output_tokens // 2)
+        objective_s = candidates.tbt_objective_s
+        decode.exposure.placed(
+            placement_id,
+            prefill_s if whole else 0.0,
             record.output_tokens,
-            record.candidates.tbt_objective_s,
-            long=record.queue_s > 0.0
-            or placement.plan.prefill_s + placement.predicted_tbt_s > record.candidates.tbt_objective_s,
+            objective_s,
+            long=record.queue_s > 0.0 or prefill_s + placement.predicted_tbt_s > objective_s,
         )
-        record.prefill.placements += 1
-        if record.decode is not record.prefill:
-            record.decode.placements += 1
-            self._cluster.write(record.decode)
-        self._cluster.write(record.prefill)
-        self._cluster.expose(record.decode, self._tbt_share, now_s)
+        rank.placements += 1
+        if not whole:
+            decode.placements += 1
+            self._cluster.write(rank)
+        self._cluster.settle(decode, self._tbt_share, now_s)
         if record.peer is not None:
-            self.transfer(record, record.peer, record.prefill)
+            self.transfer(record, record.peer, rank)
         if record.cache_group is not None:
-            holder = record.prefill.holder
-            self._lookup.prefill_begins(placement.placement_id, request, record.cache_group, holder)
+            self._lookup.prefill_begins(placement_id, request, record.cache_group, rank.holder)
 
     def transfer(self, record: PlacementRecord, giver: RankState, taker: RankState) -> None:
         """A transfer begins: a fetch with the placement, a hand-off when the prefill has ended."""
@@ -121,13 +117,12 @@ class Books:
 
     def end_decode(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
         """Release what the decode took; its pace teaches the calibration if ``learn``."""
-        placement_id = record.placement.placement_id
-        borne_s = record.decode.exposure.ended(placement_id, record.decode.queue_s(now_s))
+        placement_id, rank = record.placement.placement_id, record.decode
+        borne_s = rank.exposure.ended(placement_id, rank.queue_s(now_s))
         if learn:
             self._learn_decode(record, now_s, borne_s)
-        record.decode.end_decode(placement_id)
-        self._cluster.write(record.decode)
-        self._cluster.expose(record.decode, self._tbt_share, now_s)
+        rank.end_decode(placement_id)
+        self._cluster.settle(rank, self._tbt_share, now_s)
 
     def _learn_decode(self, record: PlacementRecord, now_s: float, borne_s: float) -> None:
         """The mean gap between a streamed answer's tokens, beside what the decode rank's load predicts.

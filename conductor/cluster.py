@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cache_index import Holder
+from conductor.circuit import Circuit
 from conductor.costs import ClusterTables, Exposure, Floats, InstanceClass, Topology
 from conductor.costs import tables as t
 from conductor.placement import ModelCard, Role, Target
@@ -22,6 +23,7 @@ NO_ROW = -1
 # They write a rank's books and its gauges into its row of the load table, in a quarter of an assignment's time.
 _pack_books: Final[Callable[..., None]] = Struct(f"{t.HARM}d").pack_into
 _pack_gauges: Final[Callable[..., None]] = Struct(f"{t.LOAD_COLUMNS - t.REPORTED_RUNNING}d").pack_into
+_PROBING: Final = "the suspension is over; one request may try"
 _ROW_BYTES: Final = 8 * t.LOAD_COLUMNS
 _GAUGES_BYTES: Final = 8 * t.REPORTED_RUNNING  # before them in a row
 
@@ -31,7 +33,8 @@ class Health(StrEnum):
 
     STARTING = "starting"  # configured, not answered yet
     UP = "up"
-    SUSPENDED = "suspended"  # answers its health check but failed requests; a candidate again after a pause
+    SUSPENDED = "suspended"  # answers its health check but failed requests; may be tried again after a pause
+    PROBING = "probing"  # after that pause: takes one request, whose end decides
     DRAINING = "draining"  # finishes what was placed on it and leaves the cluster
     DOWN = "down"
 
@@ -206,8 +209,7 @@ class InstanceState:
     health_reason: str = "not probed yet"
     facts: EngineFacts | None = None
     block_size_override: int | None = None
-    consecutive_failures: int = 0
-    suspended_until_s: float = 0.0
+    circuit: Circuit = field(default_factory=Circuit)
     draining: bool = False
 
     @property
@@ -228,9 +230,17 @@ class InstanceState:
 
     def is_candidate(self, now_s: float) -> bool:
         """Whether requests may be placed here; a suspension that has run out ends with this call."""
-        if self.health is Health.SUSPENDED and now_s >= self.suspended_until_s:
-            self.health, self.health_reason = Health.UP, "suspension ended"
+        if self.health is Health.SUSPENDED and now_s >= self.circuit.suspended_until_s:
+            self.health, self.health_reason = Health.PROBING, _PROBING
+        return self.health is Health.UP or self.health is Health.PROBING
+
+    @property
+    def up(self) -> bool:
         return self.health is Health.UP
+
+    @property
+    def probing(self) -> bool:
+        return self.health is Health.PROBING
 
 
 def make_instance(
@@ -341,6 +351,13 @@ class Cluster:
         if rank.row != NO_ROW:
             rank.exposure.write(self.tables, rank.row, tbt_share, now_s)
 
+    def settle(self, rank: RankState, tbt_share: float, now_s: float) -> None:
+        """`write` and `expose`."""
+        if rank.row != NO_ROW:
+            tables = self.tables
+            rank.write(tables.loads)
+            rank.exposure.write(tables, rank.row, tbt_share, now_s)
+
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""
         expected = self.tables.loads.copy()
@@ -377,6 +394,21 @@ class Cluster:
         """Every change of an instance's health after it was added."""
         instance.health, instance.health_reason = health, reason
         self.version += 1
+
+    def suspend(self, instance: InstanceState, reason: str, until_s: float) -> None:
+        """No candidate until then."""
+        instance.circuit.suspended_until_s = until_s
+        self.set_health(instance, Health.SUSPENDED, reason)
+
+    def let_one_try(self, instance: InstanceState) -> None:
+        """Of a suspended instance."""
+        if instance.health is Health.SUSPENDED:
+            self.set_health(instance, Health.PROBING, _PROBING)
+
+    def resume(self, instance: InstanceState, reason: str) -> None:
+        """The suspension of an instance is over."""
+        if instance.health in (Health.SUSPENDED, Health.PROBING):
+            self.set_health(instance, Health.UP, reason)
 
     def get(self, instance_id: str) -> InstanceState | None:
         return self._instances.get(instance_id)

@@ -31,6 +31,7 @@ from cache_index.mooncake import DEFAULT_RECONCILE_S
 from conductor.access_config import ApiKeyConfig, SendableSecret, check_names
 from conductor.admission import make_rule
 from conductor.catalogue import INSTANCE_CLASSES
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import ConfigError, explain
 from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig, TracingConfig
@@ -59,6 +60,7 @@ class ServerConfig(_Section):
     host: str = "127.0.0.1"
     port: PortNumber = 8000
     workers: Annotated[int, Field(ge=1, le=256)] = 1  # router processes; 1: in the conductor's own
+    worker_timeout_s: Annotated[float, Field(ge=2)] = 10.0
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
     admin_token: SendableSecret | None = None
@@ -70,8 +72,13 @@ class RoutingConfig(_Section):
     """Attempts, deadlines and pools of the data path."""
 
     max_attempts: Annotated[int, Field(ge=1)] = 3
+    retry_ratio: Annotated[float, Field(ge=0, le=1)] = 0.2
+    retry_burst: Annotated[float, Field(ge=1)] = 10.0
+    hedge_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    hedge_least_s: Positive = 0.05
     connect_timeout_s: Positive = 2.0
     prefill_timeout_s: Positive = 300.0
+    transfer_timeout_s: Positive = 30.0
     first_byte_timeout_s: Positive = 300.0
     token_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
     engine_tls: EngineTlsConfig = EngineTlsConfig()
@@ -118,10 +125,25 @@ class SchedulingConfig(_Section):
     objectives: ObjectivesConfig = ObjectivesConfig()
     suspend_after_failures: Annotated[int, Field(ge=1)] = 3
     suspend_s: Positive = 10.0
+    suspend_longest_s: Positive = 160.0
+    suspend_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    suspend_min_requests: Annotated[int, Field(ge=1)] = 20
+    suspend_window_s: Positive = 30.0
     records: Annotated[int, Field(ge=1)] = 10_000
     reservation_ttl_s: Positive = 600.0
     record: Path | None = None
     record_max_bytes: Annotated[int, Field(ge=1_000_000)] = 4 << 30
+
+    @property
+    def suspension(self) -> SuspensionPolicy:
+        return SuspensionPolicy(
+            after_failures=self.suspend_after_failures,
+            pause_s=self.suspend_s,
+            longest_pause_s=self.suspend_longest_s,
+            failure_rate=self.suspend_failure_rate,
+            min_requests=self.suspend_min_requests,
+            window_s=self.suspend_window_s,
+        )
 
     @model_validator(mode="after")
     def _known_policy(self) -> SchedulingConfig:
@@ -219,12 +241,14 @@ class ModelConfig(_Section):
     name: str
     tokenizer: Path | None = None
     aliases: list[str] = []
+    pass_tokens: bool = False
 
 
 class EmulationConfig(_Section):
     """The embedded emulated cluster: `2p2d` is two prefill and two decode instances, `4` four mixed ones."""
 
     cluster: str | None = None
+    protocol: Literal["vllm-nixl", "sglang"] = "vllm-nixl"
     model: str = "emulated-8b"
     profile: str = "llama-3.1-8b-h100"
     base_port: PortNumber = 0

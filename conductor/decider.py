@@ -96,7 +96,9 @@ class Decider:
             raise NoInstanceError(reason)
         prefill, decode = roster.ranks[choice.prefill], roster.ranks[choice.decode]
         plan = plan_of(candidates, choice)
-        moving_s = hand_off_s(candidates, choice.prefill, choice.decode)
+        moving_s = 0.0
+        if decode is not prefill:
+            moving_s = hand_off_s(candidates, choice.prefill, choice.decode)
         seconds = candidates.seconds
         group = roster.group_of.item(choice.prefill)
         # By position: by name a struct takes five times as long to make.
@@ -216,7 +218,8 @@ class Decider:
     def _roster(self, request: PlacementRequest, model: str, now_s: float) -> Roster:
         """The candidates; gathered anew only when the cluster changed, or for a retry."""
         if request.excluded:
-            roster = make_roster(self._cluster, self._index, model, now_s, request.excluded)
+            why = {} if request.hedge_of is None else {"why": "has this request already"}
+            roster = make_roster(self._cluster, self._index, model, now_s, request.excluded, **why)
         else:
             roster = self._rosters.get(model)
             if roster is None or roster.version != self._cluster.version or now_s >= roster.valid_until_s:

@@ -23,7 +23,6 @@ from conductor.policies import Policy, make_policy
 from conductor.prefix_lookup import Levels
 from conductor.recorded_scheduler import RecordedScheduler
 from conductor.roster import CacheGroup
-from conductor.scheduler import SuspensionPolicy
 
 
 class ReplayError(Exception):
@@ -246,7 +245,7 @@ def _make_scheduler(header: j.Header, lookup: _RecordedLookup, gate: Gate) -> Re
         CacheIndex(),
         make_policy(header.policy.name, header.policy.parameters, header.policy.seed),
         Objectives(header.ttft_objective_s, header.tbt_objective_s, header.tbt_share),
-        SuspensionPolicy(header.suspend_after_failures, header.suspend_s),
+        header.suspension,
         aliases=dict(header.aliases),
         calibrations={
             name: Calibration(
@@ -299,6 +298,7 @@ def _request(recorded: j.RecordedRequest, prompt: j.Prompt | None) -> PlacementR
         prefill_on=None if on is None else Holder(*on),
         excluded=frozenset(recorded.excluded),
         retry_of=recorded.retry_of,
+        hedge_of=recorded.hedge_of,
     )
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from conductor.admission import WaitingRoom
 from conductor.placement import (
     Held,
+    NoInstanceError,
     Placement,
     PlacementError,
     PlacementRequest,
@@ -59,6 +60,10 @@ class Dispatcher:
         request = replace(request, arrived_s=now_s) if request.arrived_s is None else request
         # A retry has waited before, and goes past those who wait.
         if request.retry_of is not None:
+            return self._scheduler.place(request, now_s)
+        if request.hedge_of is not None:  # that is placed already: no reason to wait, nor to go past others
+            if self._waiting:
+                raise NoInstanceError("others wait for a first instance")
             return self._scheduler.place(request, now_s)
         outlook = self._scheduler.consider(request, now_s)
         if not self._waiting and outlook.queue_s <= self._hold_above_s:

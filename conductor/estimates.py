@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
+from numba import types
 
+from cache_index.kernel_set import compiled
 from conductor.cluster import Cluster, RankState
 from conductor.costs import ClusterTables, Floats, Ints
 from conductor.costs import kernels as k
@@ -67,6 +70,10 @@ class Estimates(Candidates):
     @property
     def protocol(self) -> Ints:
         return self.roster.protocol
+
+    @property
+    def joint_protocols(self) -> int:
+        return self.roster.joint_protocols
 
     @property
     def fits(self) -> Flags:
@@ -217,6 +224,14 @@ class Estimates(Candidates):
         return row
 
 
+_TABLE, _ROWS = types.float64[:, ::1], types.int64[:, ::1]
+_SIGNATURE: Final = (
+    *(types.int64[::1], _TABLE, _ROWS, _TABLE, _TABLE, types.int32[:, ::1]),
+    *(types.float64, types.int64, types.int64, types.float64, types.boolean),
+    *(_TABLE, _ROWS),
+)
+
+
 class Estimator:
     """Makes `Estimates`. Their arrays come from a pool: see `recycle`."""
 
@@ -224,6 +239,7 @@ class Estimator:
         self._cluster = cluster
         self._links = cluster.topology.link_table()
         self._pool: dict[int, list[tuple[Tokens, Floats, Ints]]] = {}
+        self._kernel = compiled(k.estimate, *_SIGNATURE)
 
     def estimate(
         self,
@@ -248,7 +264,7 @@ class Estimator:
                 usable = (n - 1) // block_size * block_size
                 k.write_held(levels, group.holder_ids, group.members, block_size, usable, held)
         tables = self._cluster.tables
-        k.estimate(
+        self._kernel(
             roster.rows,
             tables.loads,
             tables.ranks,

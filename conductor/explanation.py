@@ -50,6 +50,14 @@ class PlacementRecord(msgspec.Struct, gc=False):
     usage: Usage | None = None
     failure: InstanceFailure | None = None
 
+    @property
+    def skips_prefill(self) -> bool:
+        """A decode instance computes what it lacks of the prompt itself, without a hand-off."""
+        c = self.candidates
+        return (
+            not self.placement.disaggregated and c is not None and c.roles.item(self.choice.decode) == DECODE
+        )
+
     def observed_ttft_s(self) -> float | None:
         """Placement to first byte of a streamed answer; None while unknown."""
         if self.first_token_s is None or not self.request.streamed:
@@ -64,6 +72,7 @@ class RecordLog:
     """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates.
 
     A record keeps the estimates of all its candidates, 116 bytes each: in a large cluster memory bounds the log.
+    With a ``capacity`` of 0 none is kept.
     """
 
     MAX_CANDIDATES = 200_000
@@ -74,8 +83,11 @@ class RecordLog:
         self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
 
     def add(self, record: PlacementRecord) -> list[Estimates]:
-        """Returns the candidates of the records that left."""
+        """Returns the candidates of the records that left: its own if none are kept."""
         assert record.candidates is not None
+        if not self._capacity:
+            candidates, record.candidates = record.candidates, None
+            return [candidates]
         records = self._records
         records[record.placement.placement_id] = record
         self._candidates += len(record.candidates.held)
@@ -188,6 +200,7 @@ def _course(record: PlacementRecord, now_s: float) -> dict[str, Any]:
         "session": request.session,
         "priority": request.priority,
         "retry_of": request.retry_of,
+        "hedge_of": request.hedge_of,
         "prefill_rank": placement.prefill.rank,
         "decode_rank": placement.decode.rank,
         "disaggregated": placement.disaggregated,
@@ -322,6 +335,11 @@ def _why(record: PlacementRecord, c: Candidates) -> str:
             f"{placement.decode.instance_id} decodes with {record.decoding} others "
             f"at {placement.predicted_tbt_s * 1e3:.1f} ms a token"
         )
+    if record.skips_prefill:
+        computed = record.request.prompt_tokens - placement.plan.tokens
+        parts.append(f"it decodes, and computes the other {computed} tokens itself, which saves a hand-off")
     if record.request.retry_of is not None:
         parts.append(f"second attempt after placement {record.request.retry_of} failed")
+    if record.request.hedge_of is not None:
+        parts.append(f"asked beside placement {record.request.hedge_of}, which was late")
     return "; ".join(parts) + "."

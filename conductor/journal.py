@@ -16,12 +16,13 @@ from typing import Any, Final
 
 import msgspec
 
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import EngineFacts, ReportedLoad
 from conductor.costs import InstanceClass, Speed
 from conductor.placement import InstanceFailure, Role, TokenSource, Usage
 
 FORMAT: Final = "conductor decisions"
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class RecordingError(Exception):
@@ -73,8 +74,7 @@ class Header(_Line, frozen=True):
     policy: RecordedPolicy
     ttft_objective_s: float
     tbt_objective_s: float
-    suspend_after_failures: int
-    suspend_s: float
+    suspension: SuspensionPolicy
     id_prefix: str
     links: list[Speed]  # by distance
     classes: list[InstanceClass]
@@ -104,6 +104,7 @@ class RecordedRequest(_Line, frozen=True):
     prefill_on: tuple[str, int] | None = None
     excluded: list[str] = []
     retry_of: str | None = None
+    hedge_of: str | None = None
 
 
 class Event(_Line, frozen=True, tag_field="event"):

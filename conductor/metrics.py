@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from conductor.cluster import Health
 from conductor.scheduler import Scheduler
 
 
@@ -27,6 +26,9 @@ class ClusterCollector(Collector):
         up = GaugeMetricFamily(
             "conductor_instance_up", "1 while the instance is a candidate", labels=["instance", "role"]
         )
+        suspensions = CounterMetricFamily(
+            "conductor_instance_suspensions", "Times that it failed too many requests", labels=["instance"]
+        )
         labels = ["instance", "rank"]
         queue = GaugeMetricFamily("conductor_prefill_queue_seconds", "Predicted queue", labels=labels)
         prefills = GaugeMetricFamily(
@@ -41,7 +43,8 @@ class ClusterCollector(Collector):
         )
         now_s = self._clock()
         for instance in self._scheduler.cluster:
-            up.add_metric([instance.instance_id, instance.role], float(instance.health is Health.UP))
+            up.add_metric([instance.instance_id, instance.role], float(instance.up or instance.probing))
+            suspensions.add_metric([instance.instance_id], instance.circuit.suspensions)
             for rank in instance.ranks:
                 values = [instance.instance_id, str(rank.target.rank)]
                 queue.add_metric(values, rank.queue_s(now_s))
@@ -50,4 +53,4 @@ class ClusterCollector(Collector):
                 placements.add_metric(values, rank.placements)
         for name, calibration in self._scheduler.calibrations.items():
             scale.add_metric([name], calibration.prefill.factor)
-        yield from (up, queue, prefills, decodes, placements, scale)
+        yield from (up, suspensions, queue, prefills, decodes, placements, scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Final
 
 from conductor.cluster import ReportedLoad
@@ -25,6 +26,7 @@ class Tally:
     refused: int = 0
     ended: Counter[str] = field(default_factory=Counter)  # by outcome
     disaggregated: int = 0
+    prefills_skipped: int = 0  # decode instances that compute what they lack themselves
     under_way: int = 0  # placements under way, summed over placements made
     held_s: float = 0.0  # arrival to placement
     prefill_s: float = 0.0  # predicted, of the placements made
@@ -67,6 +69,8 @@ class Outcomes:
     def __init__(self) -> None:
         self._older = Tally()
         self._buckets: deque[tuple[int, Tally]] = deque()
+        self._latest = Tally()  # of the last bucket, and when that ends
+        self._until_s = -inf
 
     def placed(self, record: PlacementRecord, under_way: int) -> None:
         """A placement was made; ``under_way`` counts it."""
@@ -74,6 +78,7 @@ class Outcomes:
         tally.placed += 1
         tally.under_way += under_way
         tally.disaggregated += placement.disaggregated
+        tally.prefills_skipped += record.skips_prefill
         tally.held_s += record.held_s
         tally.prefill_s += placement.plan.prefill_s
         tally.prompt_tokens += request.prompt_tokens
@@ -85,7 +90,7 @@ class Outcomes:
         self._now(now_s).refused += 1
 
     def reported(self, before: ReportedLoad | None, load: ReportedLoad) -> None:
-        """Gauges of a rank came; only the difference to those before counts."""
+        """Gauges of a rank that counts preemptions came; only the difference to those before counts."""
         if before is None or before.preemptions is None or load.preemptions is None:
             return
         if load.preemptions > before.preemptions:
@@ -113,7 +118,7 @@ class Outcomes:
         if record.placement.disaggregated:
             tally.ttft_apart_seen += 1
             tally.ttft_apart_s += ttft_s
-        self._hand_off(record, tally)
+            self._hand_off(record, tally)
         if record.first_token_s is not None and output_tokens is not None and output_tokens > 1:
             tbt_s = (record.ended_s - record.first_token_s) / (output_tokens - 1)
             tally.tbt_seen += 1
@@ -126,11 +131,7 @@ class Outcomes:
 
     @staticmethod
     def _hand_off(record: PlacementRecord, tally: Tally) -> None:
-        if (
-            record.placement.disaggregated
-            and record.prefill_finished_s is not None
-            and record.first_token_s is not None
-        ):
+        if record.prefill_finished_s is not None and record.first_token_s is not None:
             step_s = record.step_at_first_token_s or 0.0
             tally.hand_offs += 1
             tally.hand_off_s += max(record.first_token_s - record.prefill_finished_s - step_s, 0.0)
@@ -154,11 +155,28 @@ class Outcomes:
         return summed
 
     def _now(self, now_s: float) -> Tally:
-        number = int(now_s // _BUCKET_S)
-        buckets = self._buckets
         # Times are those of one clock, but a report may have been read a little before it arrives.
-        if not buckets or buckets[-1][0] < number:
-            buckets.append((number, Tally()))
+        if now_s >= self._until_s:
+            number = int(now_s // _BUCKET_S)
+            buckets = self._buckets
+            self._latest, self._until_s = Tally(), (number + 1) * _BUCKET_S
+            buckets.append((number, self._latest))
             while buckets[0][0] <= number - _BUCKETS:
                 self._older.add(buckets.popleft()[1])
-        return buckets[-1][1]
+        return self._latest
+
+
+class Untold(Outcomes):
+    """Counts nothing, where nobody asks: a simulation knows better what became of its requests."""
+
+    def placed(self, record: PlacementRecord, under_way: int) -> None:
+        pass
+
+    def refused(self, now_s: float) -> None:
+        pass
+
+    def reported(self, before: ReportedLoad | None, load: ReportedLoad) -> None:
+        pass
+
+    def ended(self, record: PlacementRecord, ttft_objective_s: float, tbt_objective_s: float) -> None:
+        pass

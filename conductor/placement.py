@@ -58,6 +58,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     ``hashes`` stand for the tokens where only they are known: sequence hashes of ``hashes_block_size`` tokens.
     ``prefill_on`` fixes the prefill rank, and leaves only the decode rank to choose.
     ``excluded`` names instances that already failed this request.
+    ``hedge_of`` is the placement of this request that goes on, and beside which another one is asked for.
     ``ttft_objective_s`` and ``tbt_objective_s`` override the configured objectives.
     ``session`` names the conversation that the request continues, where the client says so.
     ``tenant`` is whose request it is, for shares and predictions; ``cache_tenant`` names the part of engines'
@@ -89,6 +90,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     prefill_on: Holder | None = None
     excluded: frozenset[str] = frozenset()
     retry_of: str | None = None
+    hedge_of: str | None = None
     grant: int = 0
 
     def beginning(self) -> int | None:

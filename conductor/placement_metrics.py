@@ -59,6 +59,11 @@ class PlacementCollector(Collector):
         yield ended
         for name, text, value in (
             ("placements_refused", "Requests that could not be placed", total.refused),
+            (
+                "prefills_skipped",
+                "Placements whose decode instance computes the rest itself",
+                total.prefills_skipped,
+            ),
             ("ttft_observed", "Requests whose time to first token was seen", total.ttft_seen),
             ("ttft_objective_met", "Of these, within their objective", total.ttft_met),
             ("tbt_observed", "Requests whose mean gap between tokens was seen", total.tbt_seen),

@@ -244,8 +244,7 @@ def make_header(
         ttft_objective_s=scheduler.objectives.ttft_s,
         tbt_objective_s=scheduler.objectives.tbt_s,
         tbt_share=scheduler.objectives.tbt_share,
-        suspend_after_failures=scheduler.suspension.after_failures,
-        suspend_s=scheduler.suspension.pause_s,
+        suspension=scheduler.suspension,
         id_prefix=id_prefix,
         admission=admission or j.RecordedPolicy("accept_all"),
         links=[links[distance] for distance in Distance],
@@ -298,6 +297,7 @@ def _recorded_request(request: PlacementRequest) -> j.RecordedRequest:
         prefill_on=None if on is None else (on.instance_id, on.rank),
         excluded=sorted(request.excluded),
         retry_of=request.retry_of,
+        hedge_of=request.hedge_of,
     )
 
 

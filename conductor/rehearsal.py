@@ -7,10 +7,11 @@ import numpy as np
 from cache_index import CacheIndex
 from conductor.admission import Gate, make_rule
 from conductor.catalogue import LLAMA_8B_H100
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.placement import Objectives, PlacementRequest, Role, Usage
 from conductor.policies import make_policy
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 
 
 def rehearse() -> None:

@@ -15,6 +15,8 @@ from conductor.costs import tables as t
 from conductor.placement import Role
 
 _UNLIMITED = np.iinfo(np.int64).max
+_FAILED = "failed this request before"
+_JOINT = frozenset(("sglang",))  # protocols whose decode servers refuse what no prefill server computes
 _ROLES = {Role.PREFILL: t.PREFILL, Role.DECODE: t.DECODE, Role.MIXED: t.MIXED}
 
 
@@ -50,13 +52,19 @@ class Roster:
     cache_groups: list[CacheGroup]
     group_of: Ints  # of each rank, a position in ``cache_groups``; -1 for none
     block_size: int  # of the largest cache group
+    joint_protocols: int  # bits of those in which decode ranks compute no prompts
     excluded: dict[str, str]
 
 
 def make_roster(
-    cluster: Cluster, index: CacheIndex, model: str, now_s: float, leave_out: frozenset[str] = frozenset()
+    cluster: Cluster,
+    index: CacheIndex,
+    model: str,
+    now_s: float,
+    leave_out: frozenset[str] = frozenset(),
+    why: str = _FAILED,
 ) -> Roster | None:
-    """None when no instance serves the model. ``leave_out`` names instances that failed the request before."""
+    """None when no instance serves the model. ``leave_out`` names instances that must not get the request."""
     serving = [instance for instance in cluster if instance.serves(model)]
     if not serving:
         return None
@@ -66,11 +74,11 @@ def make_roster(
     valid_until_s = float("inf")
     for instance in serving:
         if instance.instance_id in leave_out:
-            excluded[instance.instance_id] = "failed this request before"
+            excluded[instance.instance_id] = why
         elif not instance.is_candidate(now_s):
             excluded[instance.instance_id] = f"{instance.health}: {instance.health_reason}"
             if instance.health is Health.SUSPENDED:
-                valid_until_s = min(valid_until_s, instance.suspended_until_s)
+                valid_until_s = min(valid_until_s, instance.circuit.suspended_until_s)
         else:
             owners += [instance] * len(instance.ranks)
             ranks += instance.ranks
@@ -116,6 +124,7 @@ def make_roster(
         if groups
         else DEFAULT_BLOCK_SIZE,
         excluded=excluded,
+        joint_protocols=sum(1 << number for name, number in protocols.items() if name in _JOINT),
     )
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from cache_index import CacheIndex
 from conductor.admission import Gate
 from conductor.assumed_cache import AssumedCache
 from conductor.books import Books
+from conductor.circuit import Circuit, CircuitBreaker, SuspensionPolicy
 from conductor.cluster import (
     NO_ROW,
     Cluster,
@@ -43,14 +43,6 @@ from conductor.policies.candidates import Policy
 from conductor.prefix_lookup import IndexLookup, PrefixLookup
 
 
-@dataclass(frozen=True, slots=True)
-class SuspensionPolicy:
-    """When an instance that answers its health check but fails requests stops being a candidate."""
-
-    after_failures: int = 3
-    pause_s: float = 10.0
-
-
 class Scheduler:
     """Places requests on the cluster and keeps the books of what is under way."""
 
@@ -66,15 +58,16 @@ class Scheduler:
         calibrations: dict[str, Calibration] | None = None,
         lookup: PrefixLookup | None = None,
         gate: Gate | None = None,
+        outcomes: Outcomes | None = None,
         id_prefix: str = "",
         records: int = 10_000,
     ) -> None:
         self.cluster = cluster
         self.index = index
         self.policy = policy
-        self.suspension = suspension
+        self._circuits = CircuitBreaker(cluster, suspension)
         self.records = RecordLog(records)
-        self.outcomes = Outcomes()
+        self.outcomes = Outcomes() if outcomes is None else outcomes
         self.gate = Gate() if gate is None else gate
         self._lookup = IndexLookup(index) if lookup is None else lookup
         self._books = Books(cluster, self._lookup, calibrations, objectives.tbt_share)
@@ -103,7 +96,8 @@ class Scheduler:
         self._active[record.placement.placement_id] = record
         for dropped in self.records.add(record):
             self._decider.recycle(dropped)
-        self._assumed.placed(record, self.cluster[record.prefill.holder.instance_id], now_s)
+        self._circuits.placed(record)
+        self._assumed.placed(record, self.cluster, now_s)
         self.outcomes.placed(record, len(self._active))
         return record.placement
 
@@ -149,7 +143,7 @@ class Scheduler:
             self._books.end_transfer(record)
             if record.placement.disaggregated and record.first_token_s is None:
                 self._books.transfer(record, record.prefill, record.decode)
-            self._succeeded(record.placement.prefill.instance_id)
+            self._circuits.succeeded(record.placement.prefill.instance_id, placement_id, now_s)
             self._admit_decode(record, now_s)
 
     def first_token(self, placement_id: str, now_s: float) -> None:
@@ -159,10 +153,11 @@ class Scheduler:
             return
         record.first_token_s = now_s
         self.gate.started(placement_id, now_s)
-        self._books.end_transfer(record)
+        if record.transfer is not None:
+            self._books.end_transfer(record)
         instance = self.cluster.get(record.placement.decode.instance_id)
         if instance is not None:
-            instance.consecutive_failures = 0
+            self._circuits.succeeded(instance.instance_id, placement_id, now_s)
             learned = self._books.calibration(instance.instance_class)
             raw_s = self._books.raw_step_s(record.decode, instance)
             record.raw_step_at_first_token_s = raw_s
@@ -193,22 +188,15 @@ class Scheduler:
         """One leg failed: the reservation is released and the instance pays for it.
 
         An unreachable instance is down at once (its health check brings it back); one that times out or
-        answers 5xx several times in a row is suspended for a while.
+        answers 5xx too often is suspended for a while (`circuit`).
         """
+        if failure.kind is not FailureKind.UNREACHABLE:
+            self._circuits.failed(failure.instance_id, placement_id, now_s, failure.detail)
         record = self._end(placement_id, now_s, "failed")
         if record is not None:
             record.failure = failure
-        instance = self.cluster.get(failure.instance_id)
-        if instance is None:
-            return
-        if failure.kind is FailureKind.UNREACHABLE:
+        if failure.kind is FailureKind.UNREACHABLE and self.cluster.get(failure.instance_id) is not None:
             self.instance_down(failure.instance_id, failure.detail)
-            return
-        instance.consecutive_failures += 1
-        if instance.consecutive_failures >= self.suspension.after_failures and instance.is_candidate(now_s):
-            reason = f"{instance.consecutive_failures} requests failed in a row, last: {failure.detail}"
-            instance.suspended_until_s = now_s + self.suspension.pause_s
-            self.cluster.set_health(instance, Health.SUSPENDED, reason)
 
     def models(self) -> list[ModelCard]:
         """The models that can be asked for, aliases included."""
@@ -236,7 +224,7 @@ class Scheduler:
             self.cluster.set_health(instance, Health.DRAINING, "finishes what was placed on it")
         else:
             self.cluster.set_health(instance, Health.UP, "answers its health check")
-        instance.consecutive_failures = 0
+        instance.circuit = Circuit(suspensions=instance.circuit.suspensions)
         for rank in instance.ranks:
             self.index.register(rank.holder)
             self._assumed.follow(rank.holder, facts)
@@ -261,7 +249,7 @@ class Scheduler:
         """No new placements; what is under way goes on. Raises KeyError when it is unknown."""
         instance = self.cluster[instance_id]
         instance.draining = True
-        if instance.health in (Health.UP, Health.SUSPENDED):
+        if instance.health in (Health.UP, Health.SUSPENDED, Health.PROBING):
             self.cluster.set_health(instance, Health.DRAINING, "finishes what was placed on it")
 
     def remove_instance(self, instance_id: str) -> None:
@@ -277,7 +265,8 @@ class Scheduler:
     def report_load(self, instance_id: str, rank: int, load: ReportedLoad) -> None:
         """Gauges of one rank, polled from its engine."""
         state = self.cluster[instance_id].ranks[rank]
-        self.outcomes.reported(state.reported, load)
+        if load.preemptions is not None:
+            self.outcomes.reported(state.reported, load)
         self.cluster.report(state, load)
 
     def calibration(self, instance_class: InstanceClass) -> Calibration:
@@ -295,6 +284,11 @@ class Scheduler:
     def objectives(self) -> Objectives:
         """Of requests that bring none."""
         return self._decider.objectives
+
+    @property
+    def suspension(self) -> SuspensionPolicy:
+        """When instances that fail requests are left alone."""
+        return self._circuits.policy
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -373,25 +367,24 @@ class Scheduler:
             self._end(record.placement.placement_id, now_s, "rejected")
             raise RejectedError(rejection.reason, rejection.stage, rejection.retry_after_s)
 
-    def _succeeded(self, instance_id: str) -> None:
-        instance = self.cluster.get(instance_id)
-        if instance is not None:
-            instance.consecutive_failures = 0
-
     def _end(
         self, placement_id: str, now_s: float, outcome: str, usage: Usage | None = None
     ) -> PlacementRecord | None:
+        self._circuits.ended(placement_id)
         self._assumed.ended(placement_id, usage)
         record = self._active.pop(placement_id, None)
         if record is None:
             return None
         record.usage = usage
+        finished = outcome == "finished"
         self.gate.ended(placement_id)
-        if outcome == "finished" and usage is not None and usage.output_tokens:
+        if finished and usage is not None and usage.output_tokens:
             self.gate.observe(record.request, usage.output_tokens)
-        self._books.end_prefill(record, now_s, learn=False)
-        self._books.end_transfer(record)
-        self._books.end_decode(record, now_s, learn=outcome == "finished" and record.request.streamed)
+        if record.first_token_s is None and record.prefill_finished_s is None:
+            self._books.end_prefill(record, now_s, learn=False)
+        if record.transfer is not None:
+            self._books.end_transfer(record)
+        self._books.end_decode(record, now_s, learn=finished and record.request.streamed)
         record.ended_s, record.outcome = now_s, outcome
         objectives = self._decider.objectives_of(record.request)
         self.outcomes.ended(record, objectives.ttft_s, objectives.tbt_s)

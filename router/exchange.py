@@ -18,6 +18,7 @@ from router.errors import RequestError, internal_error, status_line
 from router.framing import ResponseHead
 from router.heads import Headers, client_request_id, placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
+from router.passed_tokens import with_token_ids
 from router.placement_view import placement_view
 from router.request_trace import RequestTrace
 from router.services import RouterServices, logger
@@ -202,8 +203,14 @@ class Exchange:
     def fail_unexpectedly(self) -> None:
         """Where an exception is handled that nobody foresaw: log it, and give the request up."""
         logger.exception("request failed unexpectedly", request_id=self.request_id)
-        self._stop("")
-        self.reply_error(internal_error())
+        if self.response_complete:
+            return
+        error = internal_error()
+        if self._stop(error.message) or self.first_byte_s is not None:
+            self.keep_alive = False
+            self.complete()
+        else:
+            self.reply_error(error)
 
     def _parse_and_deliver(self) -> None:
         if self._account is not None:
@@ -234,9 +241,12 @@ class Exchange:
             return None, failure_of(TokenSource.LOCAL, error)
 
     async def _tokenize_and_deliver(self, request: InferenceRequest, view: InferenceRequest) -> None:
-        prompt = await self.services.tokens.prompt(view)
-        self._tokenizing = None
-        self._deliver(request, prompt)
+        try:
+            prompt = await self.services.tokens.prompt(view)
+            self._tokenizing = None
+            self._deliver(request, prompt)
+        except Exception:
+            self.fail_unexpectedly()
 
     def _deliver(self, request: InferenceRequest, prompt: Prompt) -> None:
         if self._grant is not None and self.endpoint.computes:
@@ -245,6 +255,10 @@ class Exchange:
             except RequestError as error:
                 self.reply_error(error)
                 return
+        if request.model in self.services.settings.pass_tokens:
+            passed = with_token_ids(request, prompt)
+            self.services.metrics.prompts_passed_as_tokens += passed is not request
+            request = passed
         self._delivery = Delivery(self, self._headers, request, prompt, self._terms)
         self._delivery.place()
 
@@ -262,16 +276,25 @@ class Exchange:
     def check_deadline(self, now_s: float) -> None:
         """Called periodically."""
         if self._delivery is not None:
-            self._delivery.check_deadline(now_s)
+            try:
+                self._delivery.check_deadline(now_s)
+            except Exception:
+                self.fail_unexpectedly()
 
     def instance_lost(self, instance_id: str, reason: str) -> None:
         """An instance stopped answering its health check."""
         if self._delivery is not None:
-            self._delivery.instance_lost(instance_id, reason)
+            try:
+                self._delivery.instance_lost(instance_id, reason)
+            except Exception:
+                self.fail_unexpectedly()
 
     def placement_revoked(self, placement_id: str, error: PlacementError) -> None:
         if self._delivery is not None:
-            self._delivery.placement_revoked(placement_id, error)
+            try:
+                self._delivery.placement_revoked(placement_id, error)
+            except Exception:
+                self.fail_unexpectedly()
 
     def client_lost(self) -> None:
         """The client is gone: nothing is computed for it any longer."""
@@ -303,18 +326,19 @@ class Exchange:
 
     def response_started(self, head: ResponseHead, now_s: float) -> bytes:
         """What to write for an engine's head: from here on the response is this engine's."""
-        self.first_byte_s = now_s
         self.status = head.status
         self.body = b""
         if head.close_delimited or (head.chunked and not self.client_takes_chunks):
             self.keep_alive = False
-        return response_head(
+        block = response_head(
             head,
             self._own_fields(),
             own_cors=self.services.cors is not None,
             client_takes_chunks=self.client_takes_chunks,
             keep_alive=self.keep_alive,
         )
+        self.first_byte_s = now_s
+        return block
 
     def reply_error(self, error: RequestError) -> None:
         body = error_shape(self.endpoint).body(error, self.request_id)

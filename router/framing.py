@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # chunk size line or trailer field
+MAX_LENGTH_DIGITS = 15  # of a content-length
 MAX_CACHED_SIZES = 4_096
 
 HOP_BY_HOP = frozenset(
@@ -83,7 +84,11 @@ def parse_head(block: bytes) -> ResponseHead:
         name = name.lower()
         if name == b"content-length":
             length = value.strip()
-            if not length.isdigit() or (length_field is not None and int(length) != head.content_length):
+            if (
+                not length.isdigit()
+                or len(length) > MAX_LENGTH_DIGITS
+                or (length_field is not None and int(length) != head.content_length)
+            ):
                 raise FramingError(f"content-length is {length[:60]!r}")
             if length_field is None:
                 length_field = line

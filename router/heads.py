@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 from conductor.placement import Placement, Target
 from router.framing import HOP_BY_HOP, ResponseHead
@@ -62,14 +63,18 @@ def request_head(url: bytes, target: Target, fields: bytes, credentials: bytes, 
 
 
 def host_field(target: Target) -> str:
-    return f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"
+    return f"{host_in_url(target.host)}:{target.port}"
+
+
+def host_in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def placement_fields(placement: Placement, attempts: int) -> str:
     """The ``x-conductor-*`` lines of a response; nothing is predicted where nothing was reserved."""
     where = (
-        f"x-conductor-prefill-instance: {placement.prefill.instance_id}\r\n"
-        f"x-conductor-decode-instance: {placement.decode.instance_id}\r\n"
+        f"x-conductor-prefill-instance: {_field_text(placement.prefill.instance_id)}\r\n"
+        f"x-conductor-decode-instance: {_field_text(placement.decode.instance_id)}\r\n"
         f"x-conductor-attempts: {attempts}\r\n"
     )
     if not placement.placement_id:
@@ -79,6 +84,11 @@ def placement_fields(placement: Placement, attempts: int) -> str:
         f"x-conductor-overlap-tokens: {placement.overlap_tokens}\r\n"
         f"x-conductor-predicted-ttft-ms: {placement.predicted_ttft_s * 1e3:.1f}\r\n"
     )
+
+
+def _field_text(name: str) -> str:
+    """A configured name as the value of a header field: percent-encoded where it could not stand there."""
+    return name if name.isascii() and name.isprintable() else quote(name)
 
 
 def response_head(

@@ -12,7 +12,7 @@ from router.upstream import UpstreamConnection, UpstreamFailure, UpstreamUnreach
 from router.usage import usage_from_tail
 
 if TYPE_CHECKING:
-    from router.delivery import Delivery
+    from router.attempt import Attempt
 
 _SMALL_PIECE_BYTES = 32  # "[DONE]" and the last chunk arrive in pieces of this size: no usage in them
 _MAX_HELD_BYTES = 256 * 1024  # of an incomplete chunk; beyond it, it is passed on as it comes
@@ -25,10 +25,11 @@ class Leg:
         "_body",
         "_head",
         "_task",
+        "attempt",
         "connection",
         "deadline_s",
-        "delivery",
         "head",
+        "limit_s",
         "reads",
         "reads_seen",
         "sink",
@@ -36,11 +37,12 @@ class Leg:
     )
 
     def __init__(
-        self, delivery: Delivery, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
+        self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, limit_s: float
     ) -> None:
-        self.delivery = delivery
+        """``limit_s`` is how long its answer may take."""
+        self.attempt = attempt
         self.target = target
-        self.deadline_s = deadline_s
+        self.expect(attempt.services.clock(), limit_s)
         self.connection: UpstreamConnection | None = None
         self.head: ResponseHead | None = None
         self.sink: list[bytes] | None = None
@@ -52,11 +54,16 @@ class Leg:
 
     def start(self) -> None:
         target = self.target
-        connection = self.delivery.services.pool.instance(target).take()
+        connection = self.attempt.services.pool.instance(target).take()
         if connection is None:
             self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
         else:
             self._send(connection)
+
+    def expect(self, now_s: float, limit_s: float) -> None:
+        """What comes next should be here ``limit_s`` from now."""
+        self.limit_s = limit_s
+        self.deadline_s = now_s + limit_s
 
     def abort(self) -> None:
         """Drop the request at once; the engine sees its connection close."""
@@ -68,12 +75,12 @@ class Leg:
 
     def timed_out(self, waited_for: str) -> None:
         self.abort()
-        self.delivery.leg_failed(self, UpstreamFailure(FailureKind.TIMEOUT, waited_for))
+        self.attempt.leg_failed(self, UpstreamFailure(FailureKind.TIMEOUT, waited_for))
 
     def lost(self, reason: str) -> None:
         """The instance is known to be gone before this leg noticed."""
         self.abort()
-        self.delivery.leg_failed(self, UpstreamFailure(FailureKind.UNREACHABLE, reason))
+        self.attempt.leg_failed(self, UpstreamFailure(FailureKind.UNREACHABLE, reason))
 
     def forget_request(self) -> None:
         """The request cannot be sent again: release its bytes."""
@@ -84,17 +91,20 @@ class Leg:
         if failure.stale:
             self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
         else:
-            self.delivery.leg_failed(self, failure)
+            self.attempt.leg_failed(self, failure)
 
     async def _connect_and_send(self) -> None:
         try:
-            connection = await self.delivery.services.pool.connect(self.target)
-        except UpstreamUnreachable as error:
-            self._task = None
-            self.delivery.leg_failed(self, error.failure)
-        else:
-            self._task = None
-            self._send(connection)
+            try:
+                connection = await self.attempt.services.pool.connect(self.target)
+            except UpstreamUnreachable as error:
+                self._task = None
+                self.attempt.leg_failed(self, error.failure)
+            else:
+                self._task = None
+                self._send(connection)
+        except Exception:
+            self.attempt.fail_unexpectedly()
 
     def _send(self, connection: UpstreamConnection) -> None:
         self.connection = connection
@@ -113,10 +123,13 @@ class Leg:
             return True
         self.abort()
         failure = UpstreamFailure(FailureKind.ERROR, f"the answer exceeds {limit_bytes} bytes")
-        self.delivery.leg_failed(self, failure)
+        self.attempt.leg_failed(self, failure)
         return False
 
     # ResponseReceiver, completed by the subclasses
+
+    def fail_unexpectedly(self) -> None:
+        self.attempt.fail_unexpectedly()
 
     def response_head(self, head: ResponseHead) -> None:
         raise NotImplementedError
@@ -138,16 +151,16 @@ class PrefillLeg(Leg):
         self._collect()
 
     def response_data(self, data: bytes) -> None:
-        self._check_collected(self.delivery.services.settings.max_collected_bytes)
+        self._check_collected(self.attempt.services.settings.max_collected_bytes)
 
     def response_complete(self) -> None:
         self.connection = None
         assert self.head is not None
         body = self._collected()
         if self.head.status >= 500:
-            self.delivery.engine_error(self, self.head.status, body)
+            self.attempt.engine_error(self, self.head.status, body)
         else:
-            self.delivery.prefill_answered(self, self.head, body)
+            self.attempt.prefill_answered(self, self.head, body)
 
 
 class BootstrapLeg(PrefillLeg):
@@ -158,7 +171,7 @@ class BootstrapLeg(PrefillLeg):
     def response_complete(self) -> None:
         self.connection = None
         assert self.head is not None
-        self.delivery.bootstrap_answered(self, self.head, self._collected())
+        self.attempt.bootstrap_answered(self, self.head, self._collected())
 
 
 class DecodeLeg(Leg):
@@ -172,9 +185,9 @@ class DecodeLeg(Leg):
     __slots__ = ("_events", "_held", "_last", "_tail", "_tail_before", "_whole_chunks", "_write", "started")
 
     def __init__(
-        self, delivery: Delivery, target: Target, head: bytes, body: bytes | bytearray, deadline_s: float
+        self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, limit_s: float
     ) -> None:
-        super().__init__(delivery, target, head, body, deadline_s)
+        super().__init__(attempt, target, head, body, limit_s)
         self.started = False
         self._whole_chunks = False
         self._held = b""
@@ -182,7 +195,7 @@ class DecodeLeg(Leg):
         self._last = b""
         self._tail = b""
         self._tail_before = b""
-        self._write = delivery.transport.write
+        self._write = attempt.transport.write
 
     @property
     def events(self) -> int:
@@ -198,7 +211,7 @@ class DecodeLeg(Leg):
         if head.status >= 500:
             self._collect()
         elif head.chunked:
-            if self.delivery.client_takes_chunks:
+            if self.attempt.client_takes_chunks:
                 self._whole_chunks = head.event_stream
             else:
                 self._collect()
@@ -207,7 +220,7 @@ class DecodeLeg(Leg):
         self.reads += 1
         if self.sink is not None:
             if self.head is not None and self.head.status >= 500:
-                self._check_collected(self.delivery.services.settings.max_collected_bytes)
+                self._check_collected(self.attempt.services.settings.max_collected_bytes)
                 return
             data = b"".join(self.sink)
             self.sink.clear()
@@ -232,19 +245,19 @@ class DecodeLeg(Leg):
         self.connection = None
         assert self.head is not None
         if self.head.status >= 500:
-            self.delivery.engine_error(self, self.head.status, self._collected())
+            self.attempt.engine_error(self, self.head.status, self._collected())
             return
         if not self.started:
             self._start(b"")
-        self.delivery.response_finished(self)
+        self.attempt.response_finished(self)
 
     def end_broken_stream(self, message: str) -> bool:
         """Finish the client's event stream with an error event; False where that is impossible."""
         head = self.head
         if head is None or not head.event_stream or head.encoded:
             return False
-        event = error_shape(self.delivery.endpoint).last_event(message, self._last)
-        if head.chunked and self.delivery.client_takes_chunks:
+        event = error_shape(self.attempt.endpoint).last_event(message, self._last)
+        if head.chunked and self.attempt.client_takes_chunks:
             if not self._whole_chunks or not self._last.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n")):
                 return False
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
@@ -255,9 +268,10 @@ class DecodeLeg(Leg):
         return True
 
     def _start(self, data: bytes) -> None:
-        self.started = True
         assert self.head is not None
-        self._write(self.delivery.response_started(self, self.head) + data)
+        first = self.attempt.response_started(self, self.head) + data
+        self.started = True
+        self._write(first)
 
     def _hold_back(self, data: bytes, framer: BodyFramer) -> bytes:
         """The bytes that may go out now; the beginning of an incomplete chunk waits for its end."""

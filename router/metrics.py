@@ -9,7 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
 from math import inf
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -22,6 +24,16 @@ TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 PLACEMENT_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1)
 REQUEST_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+
+
+class HedgeOutcome(StrEnum):
+    """What became of asking a second instance beside one that was late."""
+
+    WON = "won"  # it answered first, or the first one failed
+    LOST = "lost"  # the first one did, or the client left
+    FAILED = "failed"
+    NO_BUDGET = "no budget"  # nobody was asked: too many retries and hedges already
+    NO_INSTANCE = "no instance"  # nobody could take it
 
 
 class Distribution:
@@ -61,6 +73,9 @@ class RouterMetrics(Collector):
         self.placement_s = Distribution(PLACEMENT_BUCKETS_S)
         self.inflight_requests: Callable[[], int] = lambda: 0
         self.retries = dict.fromkeys(FailureKind, 0)
+        self.retries_denied = dict.fromkeys(FailureKind, 0)
+        self.hedges = dict.fromkeys(HedgeOutcome, 0)
+        self.retry_tokens: Callable[[], Mapping[str, float]] = dict
         self.token_source = dict.fromkeys(TokenSource, 0)
         self.tokenization_failures = dict.fromkeys(TokenSource, 0)
         self.token_caches: Callable[[], Mapping[str, TokenCacheState]] = dict
@@ -68,6 +83,7 @@ class RouterMetrics(Collector):
         self.prompt_tokens = 0
         self.stream_failures = 0
         self.handoffs_without_transfer = 0
+        self.prompts_passed_as_tokens = 0
         self.registry = registry or CollectorRegistry()
         self.registry.register(self)
 
@@ -95,6 +111,24 @@ class RouterMetrics(Collector):
         )
         yield _labelled("conductor_retries", "Placements tried again.", "reason", self.retries)
         yield _labelled(
+            "conductor_retries_denied",
+            "Requests that were not tried again because the retry budget was spent.",
+            "reason",
+            self.retries_denied,
+        )
+        yield _labelled(
+            "conductor_hedges",
+            "Second instances asked, or not, when the first was late.",
+            "outcome",
+            self.hedges,
+        )
+        tokens = GaugeMetricFamily(
+            "conductor_retry_budget", "Further attempts that may be made now.", labels=("model",)
+        )
+        for model, left in self.retry_tokens().items():
+            tokens.add_metric((model,), left)
+        yield tokens
+        yield _labelled(
             "conductor_token_source",
             "Where the prompt tokens of requests came from.",
             "source",
@@ -120,12 +154,16 @@ class RouterMetrics(Collector):
                 "Prefill legs without KV transfer; the decode instance computed the prompt again.",
                 self.handoffs_without_transfer,
             ),
+            (
+                "conductor_prompts_passed_as_tokens",
+                "Completion prompts that engines got as token ids instead of text.",
+                self.prompts_passed_as_tokens,
+            ),
         )
 
 
-def _labelled(
-    name: str, documentation: str, label: str, counts: Mapping[FailureKind, int] | Mapping[TokenSource, int]
-) -> Metric:
+def _labelled(name: str, documentation: str, label: str, counts: Mapping[Any, int]) -> Metric:
+    """The keys are members of an enumeration."""
     family = CounterMetricFamily(name, documentation, labels=(label,))
     for key, count in counts.items():
         family.add_metric((key.value,), count)

@@ -68,6 +68,13 @@ def given_up(tried: Sequence[InstanceFailure]) -> RequestError:
     return RequestError(status, message, kind=kind, code=code)
 
 
+def not_retried(tried: Sequence[InstanceFailure]) -> RequestError:
+    """Attempts are left, but so many requests fail that one more would add to the harm."""
+    error = given_up(tried)
+    message = f"The request failed, and too many do to try each again. {_what_was_tried(tried)}"
+    return RequestError(error.status, message, kind=error.kind, code="retry_budget_spent", retry_after_s=1)
+
+
 def misconfigured(instance_id: str, reason: str) -> RequestError:
     """A retry would meet the same configuration."""
     message = f"Instance {instance_id!r} is misconfigured: {reason}."

@@ -84,10 +84,16 @@ class UnrecordedTrace:
     def placed(self, placement: Placement) -> None:
         pass
 
-    def leg(self, target: Target) -> bytes:
+    def leg(self, target: Target, *, beside: bool = False) -> bytes:
         return traceparent_line(self._own)
 
     def answered(self, status: int) -> None:
+        pass
+
+    def answered_beside(self, status: int) -> None:
+        pass
+
+    def settled(self, *, first: bool) -> None:
         pass
 
     def failed(self, kind: str, detail: str) -> None:
@@ -98,9 +104,9 @@ class UnrecordedTrace:
 
 
 class RecordedTrace:
-    """A sampled request: ``_step`` is the child span that is open."""
+    """A sampled request: ``_step`` is the child span that is open, ``_beside`` one that was begun before it."""
 
-    __slots__ = ("_context", "_continued", "_placement", "_server", "_step", "_tracer")
+    __slots__ = ("_beside", "_context", "_continued", "_placement", "_server", "_step", "_tracer")
 
     def __init__(self, tracer: Tracer, server: Span, *, continued: bool) -> None:
         self._tracer = tracer
@@ -109,6 +115,7 @@ class RecordedTrace:
         self._continued = continued
         self._placement: Placement | None = None
         self._step: Span | None = None
+        self._beside: Span | None = None
 
     @property
     def trace_id(self) -> str:
@@ -149,7 +156,9 @@ class RecordedTrace:
             self._step.set_attributes(attributes)
         self._server.set_attributes(attributes)
 
-    def leg(self, target: Target) -> bytes:
+    def leg(self, target: Target, *, beside: bool = False) -> bytes:
+        if beside:
+            self._beside, self._step = self._step, None
         placement = self._placement
         if placement is None or not placement.disaggregated:
             name = "engine"
@@ -166,7 +175,20 @@ class RecordedTrace:
             self._step.add_event("first byte")
             self._step.set_attribute("http.response.status_code", status)
 
+    def answered_beside(self, status: int) -> None:
+        if self._beside is not None:
+            self._beside.set_attribute("http.response.status_code", status)
+        self._end_beside()
+
+    def settled(self, *, first: bool) -> None:
+        if first:
+            self._step, self._beside = self._beside, self._step
+        if self._beside is not None:
+            self._beside.set_attribute("conductor.given_up", True)
+        self._end_beside()
+
     def failed(self, kind: str, detail: str) -> None:
+        self._end_beside()
         step, self._step = self._step, None
         if step is not None:
             step.set_attribute("error.type", kind)
@@ -174,6 +196,7 @@ class RecordedTrace:
             step.end()
 
     def end(self, status: int, usage: Usage, *, attempts: int, first_byte_after_s: float | None) -> None:
+        self._end_beside()
         if self._step is not None:
             self._step.end()
             self._step = None
@@ -196,6 +219,11 @@ class RecordedTrace:
             self._server.set_attribute("error.type", str(status))
             self._server.set_status(Status(StatusCode.ERROR))
         self._server.end()
+
+    def _end_beside(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.end()
 
     def _begin(self, name: str, kind: SpanKind) -> Span:
         if self._step is not None:

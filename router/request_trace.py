@@ -30,11 +30,20 @@ class RequestTrace(Protocol):
 
     def placed(self, placement: Placement) -> None: ...
 
-    def leg(self, target: Target) -> bytes:
-        """A request to an engine begins; the header lines by which the engine's own spans join."""
+    def leg(self, target: Target, *, beside: bool = False) -> bytes:
+        """A request to an engine begins; the header lines by which the engine's own spans join.
+
+        ``beside``: the leg before it goes on, until `answered_beside`.
+        """
 
     def answered(self, status: int) -> None:
         """By the engine of the current leg."""
+
+    def answered_beside(self, status: int) -> None:
+        """By the engine of the leg that another one was begun beside."""
+
+    def settled(self, *, first: bool) -> None:
+        """Of two legs beside each other only the first one, or the later, goes on."""
 
     def failed(self, kind: str, detail: str) -> None:
         """The current step, which ends with it; there may be another attempt."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import ssl
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from router.front_door import front_door_protocol
+from router.heads import host_in_url
 from router.services import RouterServices
 
 BACKLOG = 4_096
@@ -55,6 +58,15 @@ class PlainServer(uvicorn.Server):
         ]
         self.started = True
 
+    async def begin(self, listening: socket.socket) -> asyncio.Task[None]:
+        """Serve on a bound socket; returns once connections are accepted. Raises what kept it from starting."""
+        serving = asyncio.get_running_loop().create_task(self.serve(sockets=[listening]))
+        while not self.started and not serving.done():
+            await asyncio.sleep(0.005)
+        if serving.done():
+            await serving
+        return serving
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
@@ -82,7 +94,7 @@ class FrontDoorServer:
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
-        self._scheme = "http" if tls is None else "https"
+        self._tls = tls is not None
         settings = services.settings
         self._config = uvicorn.Config(
             app,
@@ -107,8 +119,7 @@ class FrontDoorServer:
 
     @property
     def url(self) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{self._scheme}://{host}:{self._port}"
+        return address_url(self._host, self._port, tls=self._tls)
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address cannot be bound."""
@@ -116,11 +127,7 @@ class FrontDoorServer:
             self._socket = listen(self._host, self._port, reuse_port=self._reuse_port)
         self._port = self._socket.getsockname()[1]
         self.services.start()
-        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
-        while not self._server.started and not self._task.done():
-            await asyncio.sleep(0.005)
-        if self._task.done():
-            await self._task
+        self._task = await self._server.begin(self._socket)
 
     async def wait_closed(self) -> None:
         if self._task is not None:
@@ -140,6 +147,25 @@ class FrontDoorServer:
     def stop_soon(self) -> None:
         """Like :meth:`stop`, from a signal handler; ``wait_closed`` tells when the requests are done."""
         self._server.should_exit = True
+
+
+def address_url(host: str, port: int, *, tls: bool) -> str:
+    return f"{'https' if tls else 'http'}://{host_in_url(host)}:{port}"
+
+
+def private_socket(path: Path) -> socket.socket:
+    """A bound Unix socket that only this user can reach. Raises OSError."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        bound.bind(str(path))
+    except OSError:
+        bound.close()
+        raise
+    finally:
+        os.umask(before)
+    bound.setblocking(False)
+    return bound
 
 
 def listen(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:

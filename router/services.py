@@ -23,9 +23,11 @@ from conductor.placement import (
 )
 from router.api_keys import KeyRing
 from router.cors import CorsPolicy
+from router.hedging import FirstBytes
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
 from router.request_trace import Tracing
+from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
 from router.tenant_metrics import TenantMetrics
 from router.tokens import TokenService
@@ -108,6 +110,10 @@ class RouterServices:
             clock=clock,
             tls=engine_tls,
         )
+        self.retry_budget = RetryBudget(settings.retry_ratio, settings.retry_burst)
+        self.metrics.retry_tokens = self.retry_budget.tokens
+        quantile = settings.hedge_quantile
+        self.first_bytes = None if quantile is None else FirstBytes(quantile, settings.hedge_least_s)
         self.active: set[Exchange] = set()
         self.metrics.inflight_requests = lambda: len(self.active)
         self._request_prefix = os.urandom(6).hex()
@@ -116,6 +122,7 @@ class RouterServices:
         shortest_s = min(
             settings.first_byte_timeout_s,
             settings.prefill_timeout_s,
+            settings.transfer_timeout_s,
             settings.stall_timeout_s,
             settings.idle_timeout_s,
         )

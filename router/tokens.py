@@ -86,7 +86,10 @@ class EngineTokenizer:
         try:
             answer = await self._client.post(f"{url}/tokenize", json=asked, timeout=self._timeout_s)
             answer.raise_for_status()
-            return np.array(answer.json()["tokens"], dtype=np.uint32)
+            tokens = np.array(answer.json()["tokens"], dtype=np.uint32)
+            if tokens.ndim != 1:
+                raise ValueError(f"'tokens' is no list of token ids: it has {tokens.ndim} dimensions")
+            return tokens
         except (httpx.HTTPError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise TokenizationError(f"{url}/tokenize: {error or type(error).__name__}") from error
 

@@ -43,6 +43,9 @@ class ResponseReceiver(Protocol):
 
     def response_failed(self, failure: UpstreamFailure) -> None: ...
 
+    def fail_unexpectedly(self) -> None:
+        """One of the others raised what nobody foresaw; called where the exception is handled."""
+
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine; carries one exchange at a time.
@@ -88,13 +91,16 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver is None:
             return
         framer = self.framer
-        if exc is None and framer is not None and framer.close_delimited:
-            receiver.response_complete()
-            return
-        reason = f"connection lost: {exc}" if exc else "the engine closed the connection"
-        where = "in the middle of its response" if self.answered else "before it answered"
-        stale = self.reused and not self.answered
-        receiver.response_failed(UpstreamFailure(FailureKind.UNREACHABLE, f"{reason} {where}", stale))
+        try:
+            if exc is None and framer is not None and framer.close_delimited:
+                receiver.response_complete()
+                return
+            reason = f"connection lost: {exc}" if exc else "the engine closed the connection"
+            where = "in the middle of its response" if self.answered else "before it answered"
+            stale = self.reused and not self.answered
+            receiver.response_failed(UpstreamFailure(FailureKind.UNREACHABLE, f"{reason} {where}", stale))
+        except Exception:
+            receiver.fail_unexpectedly()
 
     def send(self, receiver: ResponseReceiver, head: bytes, body: bytes | bytearray) -> None:
         """Write one request; its response goes to ``receiver``."""
@@ -111,22 +117,28 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
         framer = self.framer
-        if framer is None or receiver is None:
-            self._head_received(data)
-            return
         try:
+            if framer is None or receiver is None:
+                self._head_received(data)
+                return
             end = framer.feed(data, 0, self.sink)
+            if end < len(data):
+                data = data[:end]
+                self._keep_alive = False  # bytes behind the response: the connection cannot be trusted
+            receiver.response_data(data)
+            if framer.complete:
+                self._finish()
         except FramingError as error:
             self._broken(str(error))
-            return
-        if end < len(data):
-            data = data[:end]
-            self._keep_alive = False  # bytes behind the response: the connection cannot be trusted
-        receiver.response_data(data)
-        if framer.complete:
-            self._finish()
+        except Exception:
+            if receiver is None:
+                raise
+            receiver.fail_unexpectedly()
+            if self.receiver is receiver:
+                self.abort()
 
     def _head_received(self, data: bytes) -> None:
+        """Raises FramingError."""
         receiver = self.receiver
         if receiver is None:  # unsolicited bytes on an idle connection
             self.transport.abort()
@@ -136,32 +148,28 @@ class UpstreamConnection(asyncio.Protocol):
             data = self._head_buffer + data
             self._head_buffer = b""
         start = 0
-        try:
-            while True:
-                end = data.find(b"\r\n\r\n", start)
-                if (end if end >= 0 else len(data)) - start > MAX_HEAD_BYTES:
-                    raise FramingError(f"the response head exceeds {MAX_HEAD_BYTES} bytes")
-                if end < 0:
-                    if b"\n\n" in data:
-                        raise FramingError("the response head's lines do not end in CRLF")
-                    self._head_buffer = data[start:]
-                    return
-                head = parse_head(data[start:end])
-                start = end + 4
-                if head.status >= 200:
-                    break
-                if head.status == 101:
-                    raise FramingError("the engine switched protocols without being asked")
-            framer = self.framer = BodyFramer(head)
-            self._keep_alive = head.keep_alive and not framer.close_delimited
-            receiver.response_head(head)
-            if self.receiver is not receiver:  # given up by the receiver
+        while True:
+            end = data.find(b"\r\n\r\n", start)
+            if (end if end >= 0 else len(data)) - start > MAX_HEAD_BYTES:
+                raise FramingError(f"the response head exceeds {MAX_HEAD_BYTES} bytes")
+            if end < 0:
+                if b"\n\n" in data:
+                    raise FramingError("the response head's lines do not end in CRLF")
+                self._head_buffer = data[start:]
                 return
-            data = data[start:]
-            end = framer.feed(data, 0, self.sink)
-        except FramingError as error:
-            self._broken(str(error))
+            head = parse_head(data[start:end])
+            start = end + 4
+            if head.status >= 200:
+                break
+            if head.status == 101:
+                raise FramingError("the engine switched protocols without being asked")
+        framer = self.framer = BodyFramer(head)
+        self._keep_alive = head.keep_alive and not framer.close_delimited
+        receiver.response_head(head)
+        if self.receiver is not receiver:  # given up by the receiver
             return
+        data = data[start:]
+        end = framer.feed(data, 0, self.sink)
         if end < len(data):
             data = data[:end]
             self._keep_alive = False

@@ -11,7 +11,7 @@ _USAGE_BYTES = 2_048  # of the object, from its start
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _COUNT = re.compile(
     rb'"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens'
-    rb'|cache_read_input_tokens|cache_creation_input_tokens)"\s*:\s*(\d+)'
+    rb'|cache_read_input_tokens|cache_creation_input_tokens)"\s*:\s*(\d{1,15})(?!\d)'
 )
 
 NO_USAGE = Usage()

@@ -14,17 +14,23 @@ import json
 import math
 from bisect import bisect_left
 from collections import OrderedDict
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
+from numba import types
 
+from cache_index.kernel_set import compiled
 from conductor.admission import length_kernel as k
 from conductor.costs import Floats
 from conductor.placement import PlacementRequest
 
-# (model), (model, route), (model, route, tenant) or (model, route, tenant, prefix key)
+# (model,), (model, route), (model, route, tenant) or (model, route, tenant, prefix key)
 _Key: TypeAlias = tuple[str | int, ...]
+
+_TABLES: Final = (types.float32[:, ::1], types.float64[:, ::1])
+_PREDICT: Final = (*_TABLES, *(4 * [types.int64]), types.float64)
+_OBSERVE: Final = (*_TABLES, *(5 * [types.int64]), types.boolean, types.float64)
 
 
 class OutputPrediction(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +44,20 @@ class OutputPrediction(msgspec.Struct, frozen=True, gc=False):
     observations: int
 
 
+class _Kind(msgspec.Struct, frozen=True, gc=False):
+    """A tenant of a route of a model, and the rows of the three."""
+
+    model: str
+    route: str
+    tenant: str
+    model_row: int
+    route_row: int
+    tenant_row: int
+
+    def has(self, request: PlacementRequest) -> bool:
+        return request.tenant == self.tenant and request.route == self.route and request.model == self.model
+
+
 class OutputLengths:
     """Answer lengths by model, route, tenant and beginning of the prompt.
 
@@ -46,7 +66,18 @@ class OutputLengths:
     constant time, some microseconds.
     """
 
-    __slots__ = ("_counts", "_free", "_keep", "_rows", "_totals", "max_keys", "window")
+    __slots__ = (
+        "_counts",
+        "_free",
+        "_keep",
+        "_latest",
+        "_observe",
+        "_predict",
+        "_rows",
+        "_totals",
+        "max_keys",
+        "window",
+    )
 
     def __init__(self, *, window: int = 256, max_keys: int = 65_536) -> None:
         """Raises ValueError when a bound is too small to learn anything."""
@@ -57,10 +88,13 @@ class OutputLengths:
         self.window = window
         self.max_keys = max_keys
         self._keep = math.exp(-1.0 / window)
-        self._rows: OrderedDict[_Key, int] = OrderedDict()  # least recently observed first
+        self._rows: OrderedDict[_Key, int] = OrderedDict()  # least recently observed first, after `_settle`
+        self._latest: _Kind | None = None  # observed last
         self._free = max_keys  # rows never used yet are below it
         self._counts = np.zeros((max_keys, k.BINS), np.float32)
         self._totals = np.zeros((max_keys, k.TOTAL_COLUMNS))
+        self._predict = compiled(k.predict, *_PREDICT)
+        self._observe = compiled(k.observe, *_OBSERVE)
 
     def __len__(self) -> int:
         """Kinds remembered."""
@@ -68,15 +102,20 @@ class OutputLengths:
 
     def predict(self, request: PlacementRequest, prefix_key: int | None = None) -> OutputPrediction:
         """What is to be expected of this request; ``prefix_key`` stands for the first blocks of its prompt."""
-        model, route, tenant, prefix = _keys(request, prefix_key)
-        row, limit = self._rows.get, request.max_output_tokens
-        mean_tokens, p90_tokens, seen = k.predict(
+        row, limit, latest = self._rows.get, request.max_output_tokens, self._latest
+        model, route, tenant = request.model, request.route, request.tenant
+        if latest is not None and latest.has(request):
+            model_row, route_row, tenant_row = latest.model_row, latest.route_row, latest.tenant_row
+        else:
+            model_row, route_row = row((model,), -1), row((model, route), -1)
+            tenant_row = row((model, route, tenant), -1)
+        mean_tokens, p90_tokens, seen = self._predict(
             self._counts,
             self._totals,
-            row(model, -1),
-            row(route, -1),
-            row(tenant, -1),
-            -1 if prefix is None else row(prefix, -1),
+            model_row,
+            route_row,
+            tenant_row,
+            -1 if prefix_key is None else row((model, route, tenant, prefix_key), -1),
             math.inf if limit is None else float(limit),
         )
         return OutputPrediction(mean_tokens, p90_tokens, int(seen))
@@ -87,27 +126,41 @@ class OutputLengths:
         An answer cut at ``max_output_tokens`` only tells that it would have been at least that long: it is
         counted among the longer ones as those are distributed so far.
         """
-        model, route, tenant, prefix = _keys(request, prefix_key)
-        if not self._free:
-            # Not to be forgotten for a finer kind of the same answer.
-            for key in (model, route, tenant):
-                if key in self._rows:
-                    self._rows.move_to_end(key)
+        model, route, tenant, latest = request.model, request.route, request.tenant, self._latest
+        if latest is None or not self._free or not latest.has(request):
+            self._settle()
+            if not self._free:
+                # Not to be forgotten for a finer kind of the same answer.
+                for key in ((model,), (model, route), (model, route, tenant)):
+                    if key in self._rows:
+                        self._rows.move_to_end(key)
+            latest = None
         # Finest first: the coarse kinds, which all requests share, end up as the most recent.
-        prefix_row = -1 if prefix is None else self._row(prefix)
-        tenant_row, route_row, model_row = self._row(tenant), self._row(route), self._row(model)
+        prefix_row = -1 if prefix_key is None else self._row((model, route, tenant, prefix_key))
+        if latest is None:
+            tenant_row, route_row = self._row((model, route, tenant)), self._row((model, route))
+            latest = _Kind(model, route, tenant, self._row((model,)), route_row, tenant_row)
+            self._latest = latest
         limit = request.max_output_tokens
-        k.observe(
+        self._observe(
             self._counts,
             self._totals,
-            model_row,
-            route_row,
-            tenant_row,
+            latest.model_row,
+            latest.route_row,
+            latest.tenant_row,
             prefix_row,
             bisect_left(k.LAST_TOKEN, output_tokens),
             limit is not None and output_tokens >= limit,
             self._keep,
         )
+
+    def _settle(self) -> None:
+        """Move the coarse kinds observed last behind the prompts observed with them: not done for each of those."""
+        latest = self._latest
+        if latest is not None:
+            model, route, tenant = latest.model, latest.route, latest.tenant
+            for key in ((model, route, tenant), (model, route), (model,)):
+                self._rows.move_to_end(key)
 
     def _row(self, key: _Key) -> int:
         """Of a kind that is being observed; empty if it is new."""
@@ -127,6 +180,7 @@ class OutputLengths:
 
     def _saved(self) -> list[list[Any]]:
         """[key, answers seen, first filled bin, counts up to the last filled one] of every kind, oldest first."""
+        self._settle()
         entries: list[list[Any]] = []
         for key, row in self._rows.items():
             filled = np.flatnonzero(self._counts[row])
@@ -179,10 +233,3 @@ def _checked(key: Any, seen: Any, first: Any, counts: Any) -> tuple[_Key, int, i
     if int(seen) < 1:
         raise ValueError(f"the kind {key!r} has {seen} answers")
     return tuple(key), int(seen), int(first), histogram
-
-
-def _keys(request: PlacementRequest, prefix_key: int | None) -> tuple[_Key, _Key, _Key, _Key | None]:
-    """From coarse to fine."""
-    model, route, tenant = request.model, request.route, request.tenant
-    prefix = None if prefix_key is None else (model, route, tenant, prefix_key)
-    return (model,), (model, route), (model, route, tenant), prefix

@@ -30,6 +30,7 @@ class EngineProcess:
     port: int
     event_port: int
     replay_port: int
+    bootstrap_port: int
     command: tuple[str, ...]
 
 
@@ -43,6 +44,7 @@ class EmulatedCluster:
         self.host = host
         self.engines = _plan(config, host, log_level)
         self._instance_class = config.profile
+        self._protocol = config.protocol
         self._restart_after_s = config.restart_after_s
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -55,6 +57,8 @@ class EmulatedCluster:
                 url=f"http://{self.host}:{engine.port}",
                 role=engine.role,
                 instance_class=self._instance_class,
+                protocol=self._protocol,
+                bootstrap_port=engine.bootstrap_port,
             )
             for engine in self.engines
         ]
@@ -108,14 +112,14 @@ class EmulatedCluster:
 def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProcess]:
     shape = read_cluster_shape(config.cluster or "")
     roles = [role for role, count in shape.items() for _ in range(count)]
-    ports = _ports(host, config.base_port, 3 * len(roles))
+    ports = _ports(host, config.base_port, 4 * len(roles))
     counts: dict[Role, int] = {}
     engines = []
     for i, role in enumerate(roles):
         number = counts[role] = counts.get(role, -1) + 1
         instance_id = f"{role}-{number}"
         # Replay ports lie behind all event ports, which an engine with several ranks counts up from.
-        port, event_port, replay_port = ports[i], ports[len(roles) + i], ports[2 * len(roles) + i]
+        port, event_port, replay_port, bootstrap_port = ports[i :: len(roles)]
         command = (
             sys.executable, "-m", "simulator.emulator",
             "--host", host, "--port", str(port), "--instance-id", instance_id, "--role", str(role),
@@ -123,8 +127,11 @@ def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProc
             "--speed", str(config.speed), "--kv-event-port", str(event_port), "--kv-replay-port", str(replay_port),
             "--host-blocks", str(config.host_blocks),
             "--profile", config.profile, "--log-level", log_level, "--parent-pid", str(os.getpid()),
+            "--hand-off", config.protocol, "--bootstrap-port", str(bootstrap_port),
         )  # fmt: skip
-        engines.append(EngineProcess(instance_id, role, port, event_port, replay_port, command))
+        engines.append(
+            EngineProcess(instance_id, role, port, event_port, replay_port, bootstrap_port, command)
+        )
     return engines
 
 

@@ -23,12 +23,12 @@ from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.file_limit import raise_file_limit
+from conductor.cli.front import cannot_listen
 from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
 from conductor.cli.start_up import without_collections
 from conductor.config import Config, load_config
-from conductor.configuration_faults import ConfigError
 from conductor.index_metrics import IndexCollector, RegistrationCollector
 from conductor.index_registrations import RegistrationBook
 from conductor.index_snapshots import IndexSnapshots
@@ -99,9 +99,7 @@ async def _serve(config: Config) -> None:
         try:
             listening = listen(config.server.host, port)
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {address} ({error.strerror}); choose another port with --port"
-            ) from None
+            raise cannot_listen(config.server.host, port, error) from None
         server = PlainServer(
             uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off"),
             None if tls is None else tls.context,

@@ -59,9 +59,17 @@ def make_services(
         settings=RouterSettings(
             max_body_bytes=config.server.max_body_bytes,
             max_attempts=config.routing.max_attempts,
+            retry_ratio=config.routing.retry_ratio,
+            retry_burst=config.routing.retry_burst,
+            hedge_quantile=config.routing.hedge_quantile,
+            hedge_least_s=config.routing.hedge_least_s,
             connect_timeout_s=config.routing.connect_timeout_s,
             prefill_timeout_s=config.routing.prefill_timeout_s,
+            transfer_timeout_s=config.routing.transfer_timeout_s,
             first_byte_timeout_s=config.routing.first_byte_timeout_s,
+            pass_tokens=frozenset(
+                name for model in config.models if model.pass_tokens for name in (model.name, *model.aliases)
+            ),
             shutdown_timeout_s=int(config.server.shutdown_grace_s),
             log_requests=config.log.level in ("debug", "info"),
         ),

@@ -33,10 +33,12 @@ from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
-from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
+from conductor.cli.front import Front
+from conductor.cli.front_door_options import engine_context, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
+from conductor.cli.one_process_front import OneProcessFront
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_services import make_services, tokenizer_folders
 from conductor.cli.tier_services import make_runner, start_runner
@@ -59,9 +61,9 @@ from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
 from conductor.rehearsal import rehearse
 from conductor.rest import Reservations, make_rest_router
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 from conductor.shared_pools import SharedPool
-from router import FrontDoorServer, create_app
+from router import create_app
 
 _log = structlog.get_logger(__name__)
 
@@ -155,7 +157,7 @@ async def _serve(config: Config) -> None:
                 config.scheduling.policy, config.scheduling.policy_parameters, config.scheduling.seed
             ),
             Objectives(**config.scheduling.objectives.model_dump()),
-            SuspensionPolicy(config.scheduling.suspend_after_failures, config.scheduling.suspend_s),
+            config.scheduling.suspension,
             aliases={alias: model.name for model in config.models for alias in model.aliases},
             calibrations=saved_calibrations(store),
             gate=make_gate(config.scheduling.admission, saved_lengths(store)),
@@ -175,13 +177,14 @@ async def _serve(config: Config) -> None:
         dispatcher = make_dispatcher(config.scheduling.admission, scheduler)
         tokenizers = tokenizer_folders(config, emulated)
         services = make_services(config, scheduler, dispatcher, client, clock, tokenizers, to_engines)
-        workers = None
+        front: Front
         if config.server.workers > 1:
-            workers = WorkerFront(config, services, tokenizers)
-            stack.callback(workers.remove_folder)
+            front = WorkerFront(config, services, tokenizers)
         else:
-            services.tracing = start_tracing(config.tracing, os.environ, services.metrics.registry, stack)
-        registry = services.metrics.registry if workers is None else workers.registry
+            front = OneProcessFront(config, services, tls)
+            services.tracing = start_tracing(config.tracing, os.environ, front.registry, stack)
+        stack.callback(front.clear)
+        registry = front.registry
         registry.register(AdmissionCollector(scheduler.gate, dispatcher))
         registry.register(ClusterCollector(scheduler, clock))
         registry.register(PlacementCollector(scheduler, clock, reservations, journal))
@@ -209,27 +212,13 @@ async def _serve(config: Config) -> None:
                 make_cache_router(index, feeds),
                 make_lookup_router(index, feeds.prompts, engine_caches),
             ],
-            exposition=None if workers is None else workers.exposition,
+            exposition=front.exposition,
         )
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
-        server = workers or FrontDoorServer(
-            app,
-            services,
-            host=config.server.host,
-            port=config.server.port,
-            tls=None if tls is None else tls.context,
-        )
         if tls is not None:
-            renewed = partial(reload_certificate, tls) if workers is None else workers.reload_certificate
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renewed)
-        try:
-            await (server.start(app) if isinstance(server, WorkerFront) else server.start())
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {config.server.host}:{config.server.port} ({error.strerror}); "
-                "choose another port with --port"
-            ) from None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.reload_certificate)
+        await front.start(app)
         if emulated is not None:
             stack.push_async_callback(emulated.stop)
             await emulated.start()
@@ -262,9 +251,7 @@ async def _serve(config: Config) -> None:
             tls=to_engines,
             endpoint_overrides=_endpoint_overrides(membership.configs()),
             on_up=engine_caches.up,
-            on_down=partial(
-                _lost, services.instance_lost if workers is None else workers.instance_lost, actions
-            ),
+            on_down=partial(_lost, front.instance_lost, actions),
             on_left=partial(_left, engine_caches, actions),
             follow_load=loads.follow,
             unfollow_load=loads.unfollow,
@@ -273,13 +260,13 @@ async def _serve(config: Config) -> None:
         monitor.start()
         membership.watcher = monitor
         stack.push_async_callback(monitor.close)
-        stack.push_async_callback(server.stop)
+        stack.push_async_callback(front.stop)
         console = Console(stderr=True)
-        await _wait_until_ready(console, scheduler, workers, stop, clock)
+        await _wait_until_ready(console, scheduler, front, stop, clock)
         gc.collect()
         gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         if not stop.is_set():
-            _announce(console, scheduler, server.url, config.server.workers)
+            _announce(console, scheduler, front.url, config.server.workers)
         await stop.wait()
         console.print("stopping; streams under way may finish")
 
@@ -330,7 +317,7 @@ def _endpoint_overrides(instances: list[InstanceConfig]) -> dict[str, dict[int, 
 async def _wait_until_ready(
     console: Console,
     scheduler: Scheduler,
-    workers: WorkerFront | None,
+    front: Front,
     stop: asyncio.Event,
     clock: Callable[[], float],
 ) -> None:
@@ -339,7 +326,7 @@ async def _wait_until_ready(
     with console.status("waiting for the engines"):
         while not stop.is_set():
             now_s = clock()
-            missing = scheduler.why_not_ready(now_s) or (workers and workers.why_not_ready())
+            missing = scheduler.why_not_ready(now_s) or front.why_not_ready()
             all_up = all(instance.is_candidate(now_s) for instance in scheduler.cluster)
             if missing is None and (all_up or now_s > started_s + _REST_WITHIN_S):
                 return

@@ -16,11 +16,12 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, generate_latest
 
+from conductor.cli.front import cannot_listen
 from conductor.cli.worker_processes import WorkerProcesses
 from conductor.config import Config
 from conductor.configuration_faults import ConfigError
 from conductor.front_door_config import FrontDoorConfig
-from router.server import BACKLOG, PlainServer, listen
+from router.server import BACKLOG, PlainServer, address_url, listen, private_socket
 from router.services import RouterServices
 from router.workers.desk import PlacementDesk
 from router.workers.messages import Setup
@@ -32,7 +33,9 @@ _LONGEST_FOLDER = 70  # Linux allows 107 characters for the path of a Unix socke
 
 
 class WorkerFront:
-    """Workers accept requests and ask the desk for placements; the REST API is served to them, and through them.
+    """A `Front` of several processes.
+
+    Workers accept requests and ask the desk for placements; the REST API is served to them, and through them.
 
     Each worker has a listening socket of its own on the one port (SO_REUSEPORT), between which the kernel divides
     connections. All of them are opened, and kept open, here: a connection that a dead worker had not accepted
@@ -68,9 +71,11 @@ class WorkerFront:
             services.metrics.registry,
             lambda: {} if self._processes is None else self._processes.starts,
             lambda: self._desk.ready_workers(),
+            lambda: {} if self._processes is None else self._processes.killed,
         )
         self._desk.on_samples = self._sums.report
         self._desk.on_gone = self._sums.gone
+        self._desk.on_silent = self._kill
         self._listening: list[socket.socket] = []
         self._processes: WorkerProcesses | None = None
         self._rest: PlainServer | None = None
@@ -82,8 +87,7 @@ class WorkerFront:
     @property
     def url(self) -> str:
         server = self._config.server
-        host = f"[{server.host}]" if ":" in server.host else server.host
-        return f"{'http' if server.tls is None else 'https'}://{host}:{self._port}"
+        return address_url(server.host, self._port, tls=server.tls is not None)
 
     async def exposition(self) -> bytes:
         """The metrics of all processes, as they are now."""
@@ -99,17 +103,38 @@ class WorkerFront:
             self._processes.signal(signal.SIGHUP)
 
     async def start(self, app: FastAPI) -> None:
-        """Listen, and start the workers. Raises OSError when the address cannot be bound."""
+        """Listen, and start the workers. Raises ConfigError naming what cannot be had."""
         server = self._config.server
-        self._listening = _listen_together(server.host, server.port, server.workers)
+        try:
+            self._listening = _listen_together(server.host, server.port, server.workers)
+        except OSError as error:
+            raise cannot_listen(server.host, server.port, error) from None
         self._port = self._listening[0].getsockname()[1]
-        await self._desk.start(self._folder / "placements")
-        await self._serve_rest(app)
+        try:
+            await self._desk.start(self._folder / "placements")
+            await self._serve_rest(app)
+        except OSError as error:
+            raise ConfigError(
+                f"server.workers: cannot open a Unix socket in {self._folder} ({error.strerror or error}); "
+                "set TMPDIR to a folder that takes them"
+            ) from None
         self._processes = WorkerProcesses(
             self._listening, self._folder / "placements", self._config.log.level, self._config.log.format
         )
-        await self._processes.start()
-        self._collecting = asyncio.create_task(self._desk.collect_forever(_COLLECT_EVERY_S))
+        try:
+            await self._processes.start()
+        except OSError as error:
+            await self._processes.stop(0.0)
+            raise ConfigError(
+                f"server.workers: cannot start a router process ({error.strerror or error})"
+            ) from None
+        self._collecting = asyncio.create_task(
+            self._desk.collect_forever(_COLLECT_EVERY_S, server.worker_timeout_s)
+        )
+
+    def _kill(self, worker: int, pid: int) -> None:
+        if self._processes is not None:
+            self._processes.kill(worker, pid)
 
     def why_not_ready(self) -> str | None:
         """None when every worker accepts requests."""
@@ -129,29 +154,19 @@ class WorkerFront:
             self._rest.should_exit = True
             await self._rest_task
 
-    def remove_folder(self) -> None:
-        """Where the sockets were."""
+    def clear(self) -> None:
+        """Remove the folder that the sockets were in."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _serve_rest(self, app: FastAPI) -> None:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            listening.bind(str(self._rest_path))
-        finally:
-            os.umask(before)
-        listening.setblocking(False)
+        listening = private_socket(self._rest_path)
         self._rest = PlainServer(
             uvicorn.Config(
                 app, ws="none", loop="none", log_config=None, access_log=False, server_header=False,
                 date_header=False, backlog=BACKLOG, timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
-        self._rest_task = asyncio.create_task(self._rest.serve(sockets=[listening]))
-        while not self._rest.started and not self._rest_task.done():
-            await asyncio.sleep(0.005)
-        if self._rest_task.done():
-            await self._rest_task
+        self._rest_task = await self._rest.begin(listening)
 
 
 def _listen_together(host: str, port: int, count: int) -> list[socket.socket]:

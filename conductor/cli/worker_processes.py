@@ -30,6 +30,7 @@ class WorkerProcesses:
         self, listening: list[socket.socket], conductor: Path, log_level: str, log_format: str
     ) -> None:
         self.starts = dict.fromkeys(range(len(listening)), 0)
+        self.killed = dict.fromkeys(range(len(listening)), 0)
         self._listening = listening
         self._arguments = ("--socket", str(conductor), "--log-level", log_level, "--log-format", log_format)
         self._processes: dict[int, asyncio.subprocess.Process] = {}
@@ -57,6 +58,16 @@ class WorkerProcesses:
                         process.kill()
             if late:
                 await asyncio.wait(late)
+
+    def kill(self, number: int, pid: int) -> None:
+        """End a worker that does not answer any more, unless another process has taken its place."""
+        process = self._processes.get(number)
+        if process is None or process.pid != pid or process.returncode is not None:
+            return
+        _log.error("router worker does not answer and is killed", worker=number, pid=pid)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+            self.killed[number] += 1
 
     def signal(self, number: signal.Signals) -> None:
         """Send it to every worker that runs."""

@@ -17,8 +17,10 @@ from struct import Struct
 from typing import Final
 
 import numpy as np
+from numba import types
 
 from cache_index.kernel_cache import cache_directory, cached_njit
+from cache_index.kernel_set import compiled
 from conductor.costs import kernels
 from conductor.costs import tables as t
 from conductor.costs.instance_class import Floats, Ints
@@ -42,7 +44,7 @@ _SLOT_BYTES: Final = 8 * _COLUMNS
 class Exposure:
     """The requests that decode on one rank, or will. Ids that are not known (any more) are ignored."""
 
-    __slots__ = ("_ids", "_long_s", "_placed_s", "_slots", "_table")
+    __slots__ = ("_expose", "_ids", "_long_s", "_placed_s", "_slots", "_table")
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -50,6 +52,7 @@ class Exposure:
         self._table = np.zeros((_FIRST_SLOTS, _COLUMNS))
         self._placed_s = 0.0  # prefill ever placed here, as predicted
         self._long_s = 0.0
+        self._expose = compiled(_expose, *_SIGNATURE)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -99,7 +102,7 @@ class Exposure:
 
     def write(self, tables: t.ClusterTables, row: int, tbt_share: float, now_s: float) -> None:
         """Write the columns HARM of the rank's row of the load table, from the others of it."""
-        _expose(
+        self._expose(
             self._table,
             len(self._ids),
             self._placed_s,
@@ -158,3 +161,8 @@ def _expose(
 
 
 _expose = cached_njit(_expose, _DIRECTORY, nogil=False)
+_TABLE, _S = types.float64[:, ::1], types.float64
+_SIGNATURE: Final = (
+    *(_TABLE, types.int64, _S, _S, _S, _S),
+    *(_TABLE, types.int64[:, ::1], _TABLE, types.int64),
+)

@@ -93,6 +93,11 @@ class Candidates(Protocol):
         ...
 
     @property
+    def joint_protocols(self) -> int:
+        """Bits of the protocols in which a decode rank computes no prompt, not even a short one."""
+        return 0
+
+    @property
     def fits(self) -> Flags:
         """The prompt fits into the rank's KV capacity when it is empty."""
         ...

@@ -65,7 +65,7 @@ class LlmD:
         pools = pools_of(c)
         whole = pools.whole
         if self._decode_prefills:
-            whole = whole | (c.can_decode & c.fits)
+            whole = whole | (c.can_decode & c.fits & (c.joint_protocols >> c.protocol & 1 == 0))
         first = pools.decode | whole
         if not first.any():
             return None

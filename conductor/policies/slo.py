@@ -45,5 +45,6 @@ class Slo:
             c.ttft_objective_s,
             c.tbt_objective_s,
             self._decode_prefill_tokens,
+            c.joint_protocols,
         )
         return Choice(prefill, decode, peer) if prefill >= 0 else None

@@ -56,11 +56,13 @@ def choose(
     ttft_objective_s: float,
     tbt_objective_s: float,
     decode_prefill_tokens: int,
+    joint_protocols: int,
 ) -> tuple[int, int, int]:
     """The positions of prefill rank, decode rank and the peer of the plan; -1 where there is none.
 
     ``roles`` are bits, 0 for ranks that are no candidates. Whole placements are tried on every mixed rank, and on
-    decode ranks that would compute at most ``decode_prefill_tokens``. Of pairs, the best ``_FEW`` prefill ranks
+    decode ranks that would compute at most ``decode_prefill_tokens``, unless theirs is one of the
+    ``joint_protocols`` (bits). Of pairs, the best ``_FEW`` prefill ranks
     are tried with every decode rank.
     """
     size = roles.shape[0]
@@ -84,7 +86,11 @@ def choose(
         if role == 0 or prompt_tokens >= limit_tokens[i]:
             continue
         start_s = queue_s[i] + prefill_s[i]
-        if role == MIXED or (role == DECODE and prompt_tokens - plan_tokens[i] <= decode_prefill_tokens):
+        if role == MIXED or (
+            role == DECODE
+            and prompt_tokens - plan_tokens[i] <= decode_prefill_tokens
+            and not joint_protocols >> protocol[i] & 1
+        ):
             score = _score(
                 start_s + wait_s[i], tbt_s[i], inflicted_s[i], harm[i], ttft_objective_s, tbt_objective_s
             )

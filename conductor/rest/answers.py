@@ -122,6 +122,7 @@ class Explanation(Summary):
     session: str | None
     priority: int
     retry_of: str | None
+    hedge_of: str | None
     prefill_rank: int
     decode_rank: int
     disaggregated: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -49,14 +50,15 @@ def one_token_document(request: InferenceRequest, model: str) -> dict[str, Any]:
     return document
 
 
-def body_with(request: InferenceRequest, model: str, field: str, value: bytes) -> bytes:
-    """The request with a field of JSON spliced in behind its first brace, the rest byte for byte.
+def body_with(request: InferenceRequest, model: str, fields: Mapping[str, bytes]) -> bytes:
+    """The request with fields of JSON spliced in behind its first brace, the rest byte for byte.
 
-    A field of that name that the client sent is replaced.
+    Fields of these names that the client sent are replaced.
     """
     body = bytes(forwarded_body(request, model))
-    if field in request.document:
-        document = {name: theirs for name, theirs in request.document.items() if name != field}
+    if not fields.keys().isdisjoint(request.document):
+        document = {name: theirs for name, theirs in request.document.items() if name not in fields}
         body = orjson.dumps({**document, "model": model})
     brace = body.index(b"{") + 1
-    return b'%b"%b":%b,%b' % (body[:brace], field.encode(), value, body[brace:])
+    added = b"".join(b'"%b":%b,' % (name.encode(), value) for name, value in fields.items())
+    return b"%b%b%b" % (body[:brace], added, body[brace:])

@@ -22,7 +22,7 @@ class PrefillAnswer:
 
 
 class Handoff(Protocol):
-    """The bodies of one request's two legs.
+    """The bodies of one request's two legs, which follow each other.
 
     ``bootstrap_path`` is what to ask the server beside the prefill instance first, where there is one.
     """
@@ -44,13 +44,24 @@ class Handoff(Protocol):
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes: ...
 
 
+class JointHandoff:
+    """Of one request that both instances get at once, with the same body; they find each other."""
+
+    def body(self, request: InferenceRequest, model: str) -> bytes:
+        raise NotImplementedError
+
+    def prefill_answer(self, body: bytes) -> PrefillAnswer:
+        """Read the prefill leg's response body; it transfers nothing. Raises HandoffError."""
+        raise NotImplementedError
+
+
 class HandoffProtocol(Protocol):
     """One of the ways in which engines hand over."""
 
     @property
     def name(self) -> str: ...
 
-    def begin(self, prefill: Target) -> Handoff:
+    def begin(self, prefill: Target) -> Handoff | JointHandoff:
         """For one request from that instance."""
 
 

@@ -76,4 +76,4 @@ class TensorRtLlm(Stateless):
         return PrefillAnswer(transfer, cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
-        return body_with(request, model, "disaggregated_params", transfer)
+        return body_with(request, model, {"disaggregated_params": transfer})

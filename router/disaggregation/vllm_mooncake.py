@@ -96,7 +96,7 @@ class MooncakeHandoff:
             "remote_engine_id": self._engine_id,
             "transfer_id": self._transfer_id,
         }
-        return PrefillAnswer(orjson.dumps(transfer), cached_tokens)
+        return PrefillAnswer(msgspec.json.encode(transfer), cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
-        return body_with(request, model, "kv_transfer_params", transfer)
+        return body_with(request, model, {"kv_transfer_params": transfer})

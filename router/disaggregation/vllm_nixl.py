@@ -61,4 +61,4 @@ class VllmNixl(Stateless):
         return PrefillAnswer(transfer if params is not None else None, cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
-        return body_with(request, model, "kv_transfer_params", transfer)
+        return body_with(request, model, {"kv_transfer_params": transfer})

@@ -6,9 +6,9 @@ All messages of one read are handled together and answered in one write.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import structlog
@@ -16,6 +16,7 @@ import structlog
 from conductor.placement import Placement, PlacementError, RejectedError
 from router.errors import internal_error
 from router.refusals import AnsweredError
+from router.server import private_socket
 from router.services import RouterServices
 from router.workers.frames import FrameError, FrameReader, frame
 from router.workers.grants import WorkerGrants
@@ -66,20 +67,18 @@ class PlacementDesk:
         self.setup = setup
         self.on_samples: Callable[[int, list[MetricFamily]], None] = lambda worker, families: None
         self.on_gone: Callable[[int], None] = lambda worker: None
+        self.on_silent: Callable[[int, int], None] = lambda worker, pid: None
         self.links: set[WorkerLink] = set()
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
 
     async def start(self, path: Path) -> None:
         """Listen on a Unix socket that only this user can reach. Raises OSError."""
+        listening = private_socket(path)
         self._path = path
-        before = os.umask(0o177)
-        try:
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: WorkerLink(self), str(path)
-            )
-        finally:
-            os.umask(before)
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: WorkerLink(self), sock=listening
+        )
 
     def close(self) -> None:
         """Disconnect every worker, which ends them."""
@@ -105,11 +104,20 @@ class PlacementDesk:
         if answers:
             await asyncio.wait(answers, timeout=within_s)
 
-    async def collect_forever(self, every_s: float) -> None:
-        """So that little is lost of a worker that dies."""
+    async def collect_forever(self, every_s: float, silent_after_s: float = inf) -> None:
+        """So that little is lost of a worker that dies, and one that has stopped is noticed.
+
+        ``on_silent`` is told of a worker, with its process id, that has sent nothing for so long, however often it
+        was asked: time in which this process itself stood still does not count.
+        """
         while True:
             await asyncio.sleep(every_s)
-            await self.collect(every_s)
+            for link in list(self.links):
+                if link.ready:
+                    link.unheard += 1
+                    if link.unheard * every_s > silent_after_s:
+                        self.on_silent(link.worker, link.pid)
+                    link.collect()
 
 
 class _Asked:
@@ -136,6 +144,7 @@ class WorkerLink(asyncio.Protocol):
         self.worker = -1
         self.pid = 0
         self.ready = False
+        self.unheard = 0  # times that it was asked since it last sent anything
         self._desk = desk
         self._services = desk.services
         self._clock = desk.services.clock
@@ -153,6 +162,7 @@ class WorkerLink(asyncio.Protocol):
         self._desk.links.add(self)
 
     def data_received(self, data: bytes) -> None:
+        self.unheard = 0
         try:
             for payload in self._reader.feed(data):
                 self._receive(from_worker(payload))

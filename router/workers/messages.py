@@ -63,6 +63,7 @@ class AskedPlacement(_Message):
     hashes_block_size: int | None
     excluded: frozenset[str]
     retry_of: str | None
+    hedge_of: str | None
 
     @classmethod
     def of(cls, request: PlacementRequest) -> AskedPlacement:
@@ -92,6 +93,7 @@ class AskedPlacement(_Message):
             request.hashes_block_size,
             request.excluded,
             request.retry_of,
+            request.hedge_of,
         )
 
     def request(self) -> PlacementRequest:
@@ -125,6 +127,7 @@ class AskedPlacement(_Message):
             hashes_block_size=self.hashes_block_size,
             excluded=self.excluded,
             retry_of=self.retry_of,
+            hedge_of=self.hedge_of,
         )
 
 

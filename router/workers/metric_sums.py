@@ -32,17 +32,22 @@ class _Figures:
 
 
 class SummedMetrics(Collector):
-    """``starts`` are how often each worker's process was started; ``ready`` are those that accept requests."""
+    """``starts`` are how often each worker's process was started, ``killed`` how often for want of an answer.
+
+    ``ready`` are those that accept requests.
+    """
 
     def __init__(
         self,
         own: CollectorRegistry,
         starts: Callable[[], Mapping[int, int]] = dict,
         ready: Callable[[], Iterable[int]] = tuple,
+        killed: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
         self._own = own
         self._starts = starts
         self._ready = ready
+        self._killed = killed
         self._workers: defaultdict[int, _Figures] = defaultdict(_Figures)
 
     def report(self, worker: int, families: list[MetricFamily]) -> None:
@@ -71,6 +76,10 @@ class SummedMetrics(Collector):
         started = CounterMetricFamily(
             "conductor_worker_starts", "Processes started for this worker.", labels=("worker",)
         )
+        killed = CounterMetricFamily(
+            "conductor_worker_killed", "Processes killed because they did not answer.", labels=("worker",)
+        )
+        killed_before = self._killed()
         up = GaugeMetricFamily("conductor_worker_up", "1 while it accepts requests.", labels=("worker",))
         ready = set(self._ready())
         for worker, starts in self._starts().items():
@@ -80,8 +89,9 @@ class SummedMetrics(Collector):
             total = sum(value for name, _, value in samples if name == f"{_REQUESTS}_total")
             answered.add_metric((str(worker),), total)
             started.add_metric((str(worker),), starts)
+            killed.add_metric((str(worker),), killed_before.get(worker, 0))
             up.add_metric((str(worker),), float(worker in ready))
-        yield from (answered, started, up)
+        yield from (answered, started, killed, up)
 
 
 def _family(metric: Metric) -> MetricFamily:

@@ -6,18 +6,20 @@ from dataclasses import replace
 
 from cache_index import CacheIndex, Holder
 from conductor.admission import Gate
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.costs import InstanceClass, Topology
+from conductor.outcomes import Untold
 from conductor.placement import Objectives
 from conductor.policies import Policy
 from conductor.prefix_lookup import IndexLookup
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 from conductor.shared_pools import SharedPool
 from simulator.cluster.specification import ClusterSpec, InstanceSpec
 from simulator.cluster.workload import BLOCK_TOKENS
 
 MODEL = "simulated"
-_RECORDS = 256  # placements are not asked about afterwards
+_RECORDS = 0  # placements are not asked about afterwards
 
 
 def make_scheduler(
@@ -58,6 +60,7 @@ def make_scheduler(
         SuspensionPolicy(),
         lookup=IndexLookup(index, pools=pools),
         gate=gate,
+        outcomes=Untold(),
         records=_RECORDS,
     )
     for spec in cluster.instances:

@@ -60,6 +60,9 @@ def arguments() -> argparse.ArgumentParser:
     add("--lease-s", type=float, default=30.0, help="how long prefilled blocks wait for their decode")
     add("--pull-timeout-s", type=float, default=5.0, help="until a lost prefill fails the request")
     add("--hang-on-lost-prefill", action="store_true", help="never answer when the prefill is lost")
+    add("--hand-off", choices=("vllm-nixl", "sglang"), default="vllm-nixl", help="whose protocol")
+    add("--bootstrap-port", type=int, help="of a prefill engine with SGLang's hand-off")
+    add("--room-timeout-s", type=float, default=30.0, help="until an empty room fails the request")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     add("--parent-pid", type=int, help="stop when this process is no longer the parent")
     return parser
@@ -90,6 +93,9 @@ def config_from(options: argparse.Namespace) -> EmulatorConfig:
         kv_bandwidth_gbps=options.kv_bandwidth_gbps,
         pull_timeout_s=options.pull_timeout_s,
         hang_on_lost_prefill=options.hang_on_lost_prefill,
+        hand_off=options.hand_off,
+        bootstrap_port=options.bootstrap_port,
+        room_timeout_s=options.room_timeout_s,
     )
 
 

@@ -93,6 +93,7 @@ class EngineDriver:
         self._clients: dict[str, _Client] = {}
         self._wake = asyncio.Event()
         self._pulls: set[asyncio.Task[None]] = set()
+        self._readers: dict[str, asyncio.Future[None]] = {}  # of leases, whose end somebody awaits
 
     @property
     def requests(self) -> int:
@@ -127,8 +128,20 @@ class EngineDriver:
 
     def release_lease(self, request_id: str) -> bool:
         released = self.engine.release_lease(request_id)
+        reader = self._readers.get(request_id)
+        if released and reader is not None and not reader.done():
+            reader.set_result(None)
         self._wake.set()
         return released
+
+    async def lease_read(self, request_id: str) -> None:
+        """Return when a decode instance has read the leased blocks. Raises TimeoutError when the lease expires."""
+        reader = self._readers[request_id] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self.engine.limits.lease_s):
+                await reader
+        finally:
+            del self._readers[request_id]
 
     def reset_prefix_cache(self) -> bool:
         return self.engine.cache.reset()

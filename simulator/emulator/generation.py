@@ -57,6 +57,12 @@ class Answer:
     def text(self) -> str:
         return "".join(self.pieces)
 
+    def first_token(self) -> Answer:
+        """What an engine answers that computes the prompt only."""
+        if len(self.tokens) == 1:
+            return self
+        return Answer(self.tokens[:1], self.pieces[:1], "length")
+
 
 class Writer:
     """Plans answers with the words of a tokenizer's vocabulary."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -28,6 +28,7 @@ from simulator.emulator.openai_api import (
     bad_request,
     parse,
 )
+from simulator.emulator.rooms import RoomPlace, Rooms, RoomVisitor
 from simulator.emulator.tokens import ChatTokenizer, TemplateError
 from simulator.sequence import RemoteKv, Submission
 from simulator.sequence import Sequence as EngineSequence
@@ -60,6 +61,7 @@ class Job:
     rank: Rank
     session_id: str | None
     headers: list[tuple[bytes, bytes]]
+    place: RoomPlace | None  # where prefill and decode meet, on engines that hand over in rooms
 
     @property
     def transfer(self) -> KvTransferParams | None:
@@ -71,7 +73,10 @@ class Disconnected(Exception):
 
 
 class InferenceService:
-    """What the completion endpoints need: the model's name and limits, its tokenizer, and its ranks."""
+    """What the completion endpoints need: the model's name and limits, its tokenizer, and its ranks.
+
+    An engine with ``rooms`` computes prompts only, one with a ``visitor`` computes none.
+    """
 
     def __init__(
         self,
@@ -82,6 +87,8 @@ class InferenceService:
         ranks: Sequence[Rank],
         puller: KvPuller,
         advertised: tuple[str, int],
+        rooms: Rooms | None = None,
+        visitor: RoomVisitor | None = None,
     ) -> None:
         self.model = model
         self.max_model_len = max_model_len
@@ -89,6 +96,8 @@ class InferenceService:
         self.ranks = ranks
         self.puller = puller
         self.advertised = advertised
+        self.rooms = rooms
+        self.visitor = visitor
         self._writer = Writer(tokenizer)
         self.requests = 0  # in flight
 
@@ -173,6 +182,9 @@ class InferenceService:
         given = headers.get("x-request-id")
         response_id = f"{prefix}{given or uuid.uuid4().hex}"
         echoed = [(b"x-request-id", given.encode("latin-1"))] if given else []
+        meets = self.rooms is not None or self.visitor is not None
+        if self.rooms is not None:
+            choices = [replace(choice, answer=choice.answer.first_token()) for choice in choices]
         return Job(
             request,
             shape(response_id, self.model, int(time.time())),
@@ -180,6 +192,7 @@ class InferenceService:
             self._pick_rank(headers.get("x-data-parallel-rank")),
             request.session_id or headers.get("x-session-id"),
             echoed,
+            request.room() if meets else None,
         )
 
     def _pick_rank(self, pinned: str | None) -> Rank:
@@ -243,32 +256,42 @@ class Responder:
             gone.cancel()
             for sequence in self._sequences:
                 self._job.rank.driver.abort(sequence.request_id)
+            if self._service.rooms is not None and self._job.place is not None:
+                self._service.rooms.withdraw(self._job.place.room)
 
     async def _work(self) -> None:
         try:
             self._submit(0)
-            if self._job.request.stream:
+            if not self._job.request.stream:
+                await self._answer()
+            elif self._service.rooms is None:
                 await self._stream()
             else:
-                await self._answer()
+                await self._stream_first_tokens()
         except RequestFailed as failure:
             raise ApiError(500, str(failure), "InternalServerError") from None
 
     def _submit(self, first: int) -> None:
         """Start choices from ``first`` on. A pulled cache serves all choices, so the others follow the first."""
-        transfer = self._job.transfer
-        pulls = transfer is not None and transfer.do_remote_prefill and first == 0
+        pulls = self._pulls and first == 0
         last = 1 if pulls else len(self._job.choices)
         for index in range(first, last):
-            self._sequences.append(self._submit_choice(index, transfer))
+            self._sequences.append(self._submit_choice(index))
 
-    def _submit_choice(self, index: int, transfer: KvTransferParams | None) -> EngineSequence:
-        job, choice = self._job, self._job.choices[index]
-        pulls = transfer is not None and transfer.do_remote_prefill and index == 0
+    @property
+    def _pulls(self) -> bool:
+        """Whether the first choice's KV cache comes from another engine."""
+        transfer = self._job.transfer
+        return self._service.visitor is not None or (transfer is not None and transfer.do_remote_prefill)
+
+    def _submit_choice(self, index: int) -> EngineSequence:
+        job, choice, transfer = self._job, self._job.choices[index], self._job.transfer
+        pulls = self._pulls and index == 0
+        leases = self._service.rooms is not None or (transfer is not None and transfer.do_remote_decode)
         remote, pull = None, None
-        if pulls and transfer is not None:
-            tokens = transfer.remote_num_tokens
-            hit = transfer.remote_prefill_cached_tokens or 0
+        if pulls:
+            tokens = None if transfer is None else transfer.remote_num_tokens
+            hit = 0 if transfer is None else transfer.remote_prefill_cached_tokens or 0
             remote = RemoteKv(len(choice.prompt) if tokens is None else tokens, hit)
             pull = self._pull
         arguments = job.request.vllm_xargs or {}
@@ -279,7 +302,7 @@ class Responder:
             salt=job.request.cache_salt,
             session_id=job.session_id,
             report_hits=arguments.get("kv_cache_report_mode") == "full",
-            lease_kv=transfer is not None and transfer.do_remote_decode and index == 0,
+            lease_kv=leases and index == 0,
             remote=remote,
         )
         every_token = job.request.stream or (pulls and len(job.choices) > 1)
@@ -291,16 +314,39 @@ class Responder:
             raise bad_request(str(error)) from None
 
     async def _pull(self, sequence: EngineSequence) -> None:
-        assert self._job.transfer is not None
-        await self._service.puller.pull(sequence, self._job.transfer)
+        job, service = self._job, self._service
+        if service.visitor is not None:
+            assert job.place is not None
+            await service.visitor.pull(sequence, job.place)
+        else:
+            assert job.transfer is not None
+            await service.puller.pull(sequence, job.transfer)
 
     async def _answer(self) -> None:
         while not self._finished():
             await self._progress.take()
             self._submit_rest()
+        await self._hand_over()
         answers = [choice.answer for choice in self._job.choices]
         body = self._job.shape.body(answers, self._usage(), self._offer())
         await _send_json(self._send, 200, body, self._job.headers)
+
+    async def _hand_over(self) -> None:
+        """Where prompts are computed for other engines: answer when this one's KV has been read."""
+        rooms, place, driver = self._service.rooms, self._job.place, self._job.rank.driver
+        if rooms is None or place is None:
+            return
+        request_id = self._sequences[0].request_id
+        offer = self._offer()
+        try:
+            if offer is None:
+                raise TimeoutError
+            rooms.offer(place.room, offer)
+            await driver.lease_read(request_id)
+        except TimeoutError:
+            raise RequestFailed(f"nobody came for the KV in room {place.room}") from None
+        finally:
+            driver.release_lease(request_id)
 
     async def _stream(self) -> None:
         shape, choices = self._job.shape, self._job.choices
@@ -323,6 +369,17 @@ class Responder:
         answers = [choice.answer for choice in choices]
         end = shape.ending(answers, self._usage(), include_usage=self._job.request.include_usage)
         await self._send({"type": "http.response.body", "body": end})
+
+    async def _stream_first_tokens(self) -> None:
+        """Of an engine that computes prompts for others."""
+        while not self._finished():
+            await self._progress.take()
+        await self._hand_over()
+        shape, answers = self._job.shape, [choice.answer for choice in self._job.choices]
+        body = b"".join(shape.chunks(index, answer, 0, 1) for index, answer in enumerate(answers))
+        body += shape.ending(answers, self._usage(), include_usage=self._job.request.include_usage)
+        await self._send(_start(200, b"text/event-stream; charset=utf-8", self._job.headers))
+        await self._send({"type": "http.response.body", "body": body})
 
     def _finished(self) -> bool:
         started = len(self._sequences) == len(self._job.choices)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from simulator.emulator.generation import Answer, SamplingLimits, ToolCall
 from simulator.emulator.hand_off import KvTransferParams
+from simulator.emulator.rooms import RoomPlace
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -59,12 +60,25 @@ class GenerationRequest(BaseModel):
     session_id: str | None = None
     vllm_xargs: dict[str, Any] | None = None
     kv_transfer_params: KvTransferParams | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = Field(default=None, ge=1, le=65_535)
+    bootstrap_room: int | None = Field(default=None, ge=0, lt=1 << 63)
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("Stream options can only be defined when `stream=True`.")
         return self
+
+    def room(self) -> RoomPlace:
+        """Where prefill and decode meet; `ApiError` if the request names none."""
+        host, port, room = self.bootstrap_host, self.bootstrap_port, self.bootstrap_room
+        if host is None or port is None or room is None:
+            raise bad_request(
+                "This engine only takes requests with bootstrap_host, bootstrap_port and bootstrap_room.",
+                "bootstrap_room",
+            )
+        return RoomPlace(host, port, room)
 
     @property
     def include_usage(self) -> bool:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import prometheus_client
 import zmq.asyncio
@@ -33,6 +33,7 @@ from simulator.emulator.openai_api import (
 from simulator.emulator.pooling_api import PoolingApi
 from simulator.emulator.publisher import EventFormat, KvEventPublisher
 from simulator.emulator.responses_api import ResponsesApi
+from simulator.emulator.rooms import Rooms, RoomVisitor
 from simulator.emulator.tier_admin import TierAdmin
 from simulator.emulator.tokens import TOKENIZER_FOLDER, ChatTokenizer, TemplateError
 from simulator.engine import Engine, EngineLimits
@@ -69,6 +70,9 @@ class EmulatorConfig:
     kv_bandwidth_gbps: float = 200.0
     pull_timeout_s: float = 5.0
     hang_on_lost_prefill: bool = False
+    hand_off: Literal["vllm-nixl", "sglang"] = "vllm-nixl"
+    bootstrap_port: int | None = None
+    room_timeout_s: float = 30.0
     tokenizer_folder: Path = TOKENIZER_FOLDER
 
     def __post_init__(self) -> None:
@@ -80,6 +84,8 @@ class EmulatorConfig:
         ports = [port for port in (self.kv_event_port, self.kv_replay_port) if port is not None]
         if len(ports) == 2 and abs(ports[0] - ports[1]) < self.dp_size:
             raise ValueError(f"event and replay ports must be at least {self.dp_size} (dp_size) apart")
+        if self.hand_off == "sglang" and self.role == "prefill" and self.bootstrap_port is None:
+            raise ValueError("a prefill engine with SGLang's hand-off needs a bootstrap port")
         if self.host_blocks < 0:
             raise ValueError(f"host_blocks must not be negative, as {self.host_blocks} is")
         if self.kv_replay_port is not None and self.kv_event_port is None:
@@ -104,14 +110,26 @@ class EmulatedEngine:
         self._drivers = [self._driver(rank) for rank in range(config.dp_size)]
         self._metrics.watch([driver.engine for driver in self._drivers])
         link = SharedLink(config.kv_bandwidth_gbps * 1e9 / 8 * config.performance.speed)
+        lost: Literal["fail", "hang"] = "hang" if config.hang_on_lost_prefill else "fail"
         arriving = LinkTimer(link)
         self._tiers = TierAdmin(self._drivers, arriving, config.performance)
         self._puller = KvPuller(
             arriving,
             kv_bytes_per_token=config.performance.kv_bytes_per_token,
             timeout_s=config.pull_timeout_s,
-            lost="hang" if config.hang_on_lost_prefill else "fail",
+            lost=lost,
         )
+        self._rooms, self._visitor = None, None
+        if config.hand_off == "sglang" and config.role == "prefill":
+            assert config.bootstrap_port is not None
+            self._rooms = Rooms(config.host, config.bootstrap_port)
+        elif config.hand_off == "sglang" and config.role == "decode":
+            self._visitor = RoomVisitor(
+                self._puller,
+                timeout_s=config.room_timeout_s,
+                unreachable_s=config.pull_timeout_s,
+                lost=lost,
+            )
         reachable = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
         self._service = InferenceService(
             model=config.model,
@@ -120,6 +138,8 @@ class EmulatedEngine:
             ranks=[Rank(driver, str(uuid.uuid4())) for driver in self._drivers],
             puller=self._puller,
             advertised=(config.advertised_host or reachable, config.port),
+            rooms=self._rooms,
+            visitor=self._visitor,
         )
         self.app = self._application()
 
@@ -132,12 +152,15 @@ class EmulatedEngine:
         for task in tasks:
             task.add_done_callback(_crash_loudly)
         try:
-            yield
+            async with self._rooms.open() if self._rooms is not None else contextlib.nullcontext():
+                yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._puller.close()
+            if self._visitor is not None:
+                await self._visitor.close()
             await self._tiers.close()
             for publisher in publishers:
                 publisher.close()

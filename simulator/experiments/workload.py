@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from simulator.cluster import Request, block_tokens_of, requests_of
 from simulator.workloads import (

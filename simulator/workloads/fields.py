@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from simulator.workloads.records import TraceError
+
+_ONLY_INTEGERS: Final = {int}  # JSON's true and false are no integers
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def time_field(place: str, fields: Mapping[str, Any], name: str, unit: str) -> f
 
 def hash_ids_field(place: str, fields: Mapping[str, Any]) -> tuple[int, ...]:
     ids = fields.get("hash_ids")
-    if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+    if not isinstance(ids, list) or (ids and (set(map(type, ids)) != _ONLY_INTEGERS or min(ids) < 0)):
         raise fault(place, fields, "hash_ids", "a list of integers from 0")
     return tuple(ids)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from simulator.workloads.records import TraceError
 
@@ -13,8 +14,7 @@ Warn = Callable[[str], None]
 _Parsed = TypeVar("_Parsed")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, gc=False):
     content: bytes
     place: str  # "FILE, line N"
     cut_off: bool  # the file ends without ending the line
@@ -22,10 +22,11 @@ class Line:
 
 def numbered_lines(path: Path) -> Iterator[Line]:
     """All lines that are not blank."""
+    place = f"{path}, line "
     with path.open("rb") as file:
         for number, content in enumerate(file, start=1):
             if not content.isspace():
-                yield Line(content, f"{path}, line {number}", not content.endswith(b"\n"))
+                yield Line(content, f"{place}{number}", not content.endswith(b"\n"))
 
 
 def parsed_lines(lines: Iterable[Line], parse: Callable[[Line], _Parsed], warn: Warn) -> Iterator[_Parsed]:

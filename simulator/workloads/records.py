@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +16,7 @@ class TraceError(ValueError):
     """A trace file is broken; the text names file, line and field."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
+class TraceRecord(msgspec.Struct, frozen=True, gc=False):
     """One request. ``hash_ids[i]`` names the prefix up to and including block ``i``.
 
     ``input_tokens`` is the whole prompt, a session's earlier turns included. ``delay_s`` is what a session's

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+from msgspec.structs import replace
 
 from simulator.workloads.prefix_names import PrefixNames
 from simulator.workloads.records import TraceRecord
@@ -48,6 +49,9 @@ def faster(records: Iterable[TraceRecord], factor: float) -> Iterator[TraceRecor
     """All times, delays within sessions included, divided by ``factor``."""
     if not 0 < factor < math.inf:
         raise ValueError(f"factor must be positive, not {factor}")
+    if factor == 1:
+        yield from records
+        return
     for record in records:
         delay_s = None if record.delay_s is None else record.delay_s / factor
         yield replace(record, arrival_s=record.arrival_s / factor, delay_s=delay_s)

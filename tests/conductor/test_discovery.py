@@ -18,6 +18,7 @@ from cache_index import (
 )
 from cache_index.sglang_load import LoadStat
 from conductor.catalogue import LLAMA_8B_H100
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, Health, make_instance
 from conductor.discovery import (
     ProbeError,
@@ -33,7 +34,7 @@ from conductor.discovery import (
 from conductor.monitor import ClusterMonitor
 from conductor.placement import Objectives, Role
 from conductor.policies import make_policy
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

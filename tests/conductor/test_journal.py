@@ -201,6 +201,7 @@ TestRecordedMachine = RecordedMachine.TestCase
 
 def test_every_event_is_recorded_and_every_other_method_only_reads() -> None:
     reads = {
+        "suspension",
         "consider", "models", "why_not_ready", "calibration", "check_invariants", "active_placements", "find",
         "record_to", "objectives", "aliases", "calibrations", "anywhere",
     }  # fmt: skip
@@ -322,7 +323,7 @@ def test_a_last_line_that_is_cut_off_is_left_out_and_said(tmp_path: Path) -> Non
         (b'{"timestamp": 1, "input_length": 5}\n', "is no recording of decisions"),
         (b"\x00\xff\n", "is no recording of decisions"),
         (b'{"recording":"conductor decisions","version":99}\n', "has version 99 of the format"),
-        (b'{"recording":"conductor decisions","version":1}\n', "line 1: Object missing required field"),
+        (b'{"recording":"conductor decisions","version":2}\n', "line 1: Object missing required field"),
     ],
 )
 def test_a_foreign_file_is_refused_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, Health, make_instance
 from conductor.costs import DEFAULT_LINKS, Distance
 from conductor.explanation import explain
@@ -24,7 +25,7 @@ from conductor.placement import (
     Usage,
 )
 from conductor.policies import make_policy
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 
 
 def test_the_instance_that_holds_the_prefix_prefills() -> None:
@@ -364,3 +365,20 @@ def test_a_prefix_is_fetched_from_a_peer_that_is_too_busy_to_take_the_request() 
     scheduler.first_token(placement.placement_id, 0.5)
     assert scheduler.cluster["a"].ranks[0].transfers_out == 0
     scheduler.check_invariants()
+
+
+@pytest.mark.parametrize(("protocol", "skipped"), [("vllm-nixl", True), ("sglang", False)])
+def test_prefill_is_skipped_where_decode_holds_the_prefix_and_may_compute(
+    protocol: str, skipped: bool
+) -> None:
+    scheduler = make_scheduler("pd", protocol=protocol)
+    asked = request(4096)
+    assert scheduler.place(asked, 0.0).disaggregated  # nobody has it
+    hold(scheduler, "d1", asked.tokens[:3840])
+    placement = scheduler.place(request(4096, request_id="again"), 0.1)
+    assert placement.disaggregated is not skipped
+    assert placement.prefill.instance_id == ("d1" if skipped else "p0")
+    assert scheduler.outcomes.total().prefills_skipped == int(skipped)
+    record = scheduler.find(placement.placement_id)
+    assert record is not None
+    assert ("computes the other 256 tokens itself" in explain(record, 0.2)["why"]) is skipped

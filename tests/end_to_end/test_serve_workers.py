@@ -128,6 +128,30 @@ async def test_a_killed_worker_takes_only_its_own_streams_along(tmp_path: Path) 
         assert len({process for process, _, _ in again}) == 2
 
 
+async def test_a_worker_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    config = tmp_path / "conductor.yaml"
+    config.write_text("server: {workers: 2, worker_timeout_s: 2}\n")
+    with front_door(tmp_path, "--emulate", "2", "--config", str(config)) as door:
+        victim = door.worker_pids()["0"]
+        streaming = asyncio.gather(*(_stream(door, number, 3_000) for number in range(16)))
+        while (await asyncio.to_thread(door.samples))["conductor_active_placements"] < 16:
+            await asyncio.sleep(0.02)
+        os.kill(victim, signal.SIGSTOP)
+        await asyncio.to_thread(wait_for, lambda: not alive(victim))
+        await asyncio.to_thread(wait_for, lambda: door.worker_pids().get("0", victim) != victim)
+        killed = {
+            number: door.samples()[f'conductor_worker_killed_total{{worker="{number}"}}'] for number in "01"
+        }
+        assert killed == {"0": 1, "1": 0}
+        answers = await streaming
+        assert len({process for process, _, _ in answers}) == 2
+        wait_for(lambda: door.samples()["conductor_active_placements"] == 0)
+        wait_for(lambda: door.samples()['conductor_worker_up{worker="0"}'] == 1)
+        again = await _streams(door, 16, 4)
+        assert {answer[1:] for answer in again} == {(200, True)}
+        assert "does not answer and is killed" in door.log.read_text()
+
+
 async def test_streams_finish_before_the_workers_end(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "2", "--workers", "2") as door:
         left = [door.process.pid, *children(door.process.pid)]

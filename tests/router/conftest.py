@@ -418,7 +418,7 @@ class Cluster:
         return services
 
 
-ALSO_OVER_A_SOCKET = ("test_api_keys", "test_failures")
+ALSO_OVER_A_SOCKET = ("test_api_keys", "test_failures", "test_hedging", "test_retry_budget", "test_sglang")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -78,7 +78,9 @@ def test_prefill_answer_reports_the_hit() -> None:
 
 
 def test_unknown_protocol_names_the_known_ones() -> None:
-    with pytest.raises(HandoffError, match=r"'smoke-signal'; known: trtllm, vllm-mooncake, vllm-nixl"):
+    with pytest.raises(
+        HandoffError, match=r"'smoke-signal'; known: sglang, trtllm, vllm-mooncake, vllm-nixl"
+    ):
         handoff_protocol("smoke-signal")
 
 

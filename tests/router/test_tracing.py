@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -109,6 +110,55 @@ async def test_a_handed_off_request(cluster: Any, collector: Collector, trace: T
         (received,) = engine.received
         assert received.header("traceparent") == f"00-{TRACE}-{step.span_id}-01"
         assert received.header("tracestate") == SAMPLED["tracestate"]
+
+
+async def test_legs_that_are_sent_together(cluster: Any, collector: Collector, trace: Trace) -> None:
+    async def later(request: Any, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.1)
+        writer.write(cluster.json_response(orjson.dumps(cluster.ANSWER)))
+
+    prefill, decode = await cluster.engine("p"), await cluster.engine("d", later)
+    targets = [replace(engine.target, protocol="sglang") for engine in (prefill, decode)]
+    tracing, _ = trace(to(collector))
+    door = await cluster.door(targets[:1], targets[1:], tracing=tracing)
+    assert (await door.chat()).status_code == 200
+    await collected(collector, 5)
+    server = collector.one(SERVER)
+    first, second = collector.one("prefill"), collector.one("decode")
+    assert first.parent_id == second.parent_id == server.span_id
+    assert first.start_s <= second.start_s < first.end_s < second.end_s
+    for step, engine in ((first, prefill), (second, decode)):
+        assert step.attributes["conductor.instance"] == engine.instance_id
+        assert step.attributes["http.response.status_code"] == 200
+        assert step.span_id in engine.received[0].header("traceparent")
+
+
+@pytest.mark.parametrize("winner", ["e0", "e1"])
+async def test_a_second_instance(cluster: Any, collector: Collector, trace: Trace, winner: str) -> None:
+    def thinking(seconds: float) -> Any:
+        async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(seconds)
+            writer.write(cluster.json_response(orjson.dumps(cluster.ANSWER)))
+
+        return respond
+
+    names = ("e0", "e1")
+    engines = [await cluster.engine(name, thinking(0.4 if name == winner else 30)) for name in names]
+    tracing, _ = trace(to(collector))
+    door = await cluster.door(engines, tracing=tracing, hedge_quantile=0.9, hedge_least_s=0.05)
+    for _ in range(64):
+        door.services.first_bytes.observe(cluster.MODEL, False, 0.001)
+    assert (await door.chat()).headers["x-conductor-decode-instance"] == winner
+    await collected(collector, 5)
+    server = collector.one(SERVER)
+    legs = {span.attributes["conductor.instance"]: span for span in collector.named("engine")}
+    assert server.attributes["conductor.decode.instance"] == winner
+    assert server.attributes["conductor.attempts"] == 2
+    loser = next(name for name in names if name != winner)
+    assert legs[winner].attributes["http.response.status_code"] == 200
+    assert legs[loser].attributes["conductor.given_up"] is True
+    assert "conductor.given_up" not in legs[winner].attributes
+    assert legs["e0"].start_s < legs["e1"].start_s < legs[loser].end_s
 
 
 async def test_a_mixed_instance_and_a_new_trace(cluster: Any, collector: Collector, trace: Trace) -> None:

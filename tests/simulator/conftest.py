@@ -113,6 +113,12 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
+@pytest.fixture(scope="session")
+def unused_ports() -> Callable[[int], list[int]]:
+    """Ports that nobody listens on, as many as asked for."""
+    return free_ports
+
+
 EmulatorFactory = Callable[..., EmulatorProcess]
 
 

@@ -88,6 +88,7 @@ class HandMade(Candidates):
     waiting: Ints = field()
     kv_usage: Floats = field()
     placements: Ints = field()
+    joint_protocols: int = field()
 
     @property
     def limit_tokens(self) -> Ints:
@@ -131,6 +132,7 @@ def make_candidates(
     request: PlacementRequest | None = None,
     overlap_tokens: list[int] | None = None,
     local_tokens: list[list[int]] | None = None,
+    joint_protocols: int = 0,
     **arrays: Any,
 ) -> HandMade:
     """``roles`` has a letter a rank: p, d or m. Arrays that are not given are zero, an idle empty cluster.
@@ -189,6 +191,7 @@ def make_candidates(
         ttft_objective_s=1.0,
         tbt_objective_s=0.05,
         excluded={},
+        joint_protocols=joint_protocols,
         roles=np.array([{"p": PREFILL, "d": DECODE, "m": MIXED}[role] for role in roles], np.int64),
         # As the estimator lays them out: by rank.
         local_tokens=np.ascontiguousarray(local.T, np.int32).T,

@@ -4,13 +4,15 @@ import numpy as np
 
 from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.placement import Objectives, PlacementRequest, Role
 from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
-from conductor.scheduler import Scheduler, SuspensionPolicy
+from conductor.scheduler import Scheduler
 
 BLOCK = 16
+SUSPENSION = SuspensionPolicy(after_failures=2, pause_s=5.0)
 ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
 
 
@@ -20,6 +22,8 @@ def make_scheduler(
     aliases: dict[str, str] | None = None,
     lookup: IndexLookup | None = None,
     index: CacheIndex | None = None,
+    protocol: str = "vllm-nixl",
+    suspension: SuspensionPolicy = SUSPENSION,
 ) -> Scheduler:
     """``lookup`` reads ``index``."""
     cluster = Cluster()
@@ -30,7 +34,7 @@ def make_scheduler(
                 url=f"http://10.0.0.{i}:8000",
                 role=ROLES[role],
                 instance_class=LLAMA_8B_H100,
-                protocol="vllm-nixl",
+                protocol=protocol,
             )
         )
     scheduler = Scheduler(
@@ -38,7 +42,7 @@ def make_scheduler(
         CacheIndex() if index is None else index,
         make_policy(policy),
         Objectives(ttft_s=2.0, tbt_s=0.05),
-        SuspensionPolicy(after_failures=2, pause_s=5.0),
+        suspension,
         aliases=aliases,
         lookup=lookup,
     )

@@ -7,12 +7,12 @@ from cluster_factory import ROLES
 from cache_index import CacheIndex
 from conductor.admission import Gate, make_rule
 from conductor.catalogue import LLAMA_8B_H100
+from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, InstanceState, make_instance
 from conductor.journal import Frame, Header, RecordedPolicy
 from conductor.placement import Objectives
 from conductor.policies import make_policy
 from conductor.recorded_scheduler import RecordedScheduler, make_header
-from conductor.scheduler import SuspensionPolicy
 
 
 def make_state(instance_id: str, ranks: int = 1, location: str = "") -> InstanceState:

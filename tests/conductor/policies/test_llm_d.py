@@ -58,3 +58,8 @@ def test_a_decode_rank_prefills_only_when_told_so() -> None:
     assert lenient.choose(c) == Choice(1, 1)
     assert lenient.choose(make_candidates("pd")) == Choice(0, 1)
     assert lenient.choose(make_candidates("d")) == Choice(0, 0)
+
+
+def test_a_decode_rank_that_computes_no_prompts_is_left_alone() -> None:
+    lenient = make_policy("llm_d", {"decode_prefills": True})
+    assert lenient.choose(make_candidates("pd", prompt_tokens=10, joint_protocols=1)) == Choice(0, 1)

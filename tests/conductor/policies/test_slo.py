@@ -64,6 +64,14 @@ def test_slo_lets_a_decode_rank_prefill_a_short_tail_itself() -> None:
     assert Slo().choose(long_tail) == Choice(0, 1)
 
 
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_slo_leaves_prompts_to_prefill_ranks_where_decode_ranks_compute_none(protocol: int) -> None:
+    arrays = {"overlap_tokens": [0, 992], "prefill_s": [0.1, 0.01], "protocol": [protocol, protocol]}
+    assert Slo().choose(_candidates("pd", **arrays)) == Choice(1, 1)
+    assert Slo().choose(_candidates("pd", **arrays, joint_protocols=1 << protocol)) == Choice(0, 1)
+    assert Slo().choose(_candidates("pd", **arrays, joint_protocols=2 >> protocol)) == Choice(1, 1)
+
+
 def test_slo_prefers_the_decode_rank_that_is_near() -> None:
     c = _candidates("pdd", locations=[[0, 1, 2], [0, 1, 0], [0, 0, 0], [0, 0, 0]])
     assert c.links[Distance.RACK, 0] < c.links[Distance.ZONE, 0]

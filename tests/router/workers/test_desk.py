@@ -291,6 +291,24 @@ async def test_metrics_are_collected_and_a_silent_worker_is_not_waited_for(offic
     assert len(at.samples) == 1
 
 
+async def test_a_worker_that_answers_nothing_is_told_of(office: Open) -> None:
+    at = await office()
+    lively, stuck = await at.worker(1), await at.worker(2)
+    silent: list[int] = []
+    at.desk.on_silent = lambda worker, pid: silent.append(worker)
+    collecting = asyncio.create_task(at.desk.collect_forever(0.02, silent_after_s=0.5))
+    await until(lambda: len(at.samples) >= 10)
+    assert silent == []
+    assert stuck.client._transport is not None
+    stuck.client._transport.pause_reading()
+    await until(lambda: bool(silent))
+    assert set(silent) == {2} and await lively.placed()
+    stuck.client._transport.resume_reading()
+    told = len([worker for worker, _ in at.samples if worker == 2])
+    await until(lambda: len([worker for worker, _ in at.samples if worker == 2]) > told)
+    collecting.cancel()
+
+
 @pytest.mark.parametrize(
     "noise",
     [

@@ -74,6 +74,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         hashes_block_size=draw(counts),
         excluded=draw(st.frozensets(text, max_size=3)),
         retry_of=draw(maybe_text),
+        hedge_of=draw(maybe_text),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -115,7 +116,7 @@ def test_overload_by_decodes_shows() -> None:
     assert bound.ttft_argument is not Argument.OWN_WORK
     assert bound.mean_ttft_s > 10.0
     assert bound.good_requests < 2_000
-    alone = bounds(cluster, [replace(each, output_tokens=1) for each in requests], OBJECTIVES)
+    alone = bounds(cluster, [msgspec.structs.replace(each, output_tokens=1) for each in requests], OBJECTIVES)
     assert alone.mean_ttft_s < 0.1
     assert alone.good_requests == 4_000
 

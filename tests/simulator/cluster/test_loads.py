@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from engine_drive import Drive, Ended, Sent
@@ -139,7 +140,9 @@ def test_slower_tiers_are_loaded_from_side_by_side() -> None:
         Sent(request(101, 1.0, 155, 1)),
         Sent(request(99, 5.0, 395, 99)),
     ]
-    host_only = replace(filled[2], request=replace(filled[2].request, hashes=np.empty(0, np.uint64)))
+    host_only = replace(
+        filled[2], request=msgspec.structs.replace(filled[2].request, hashes=np.empty(0, np.uint64))
+    )
     seen = run(spec, *filled[:2], host_only, Sent(request(0, 9.0, 151, 0), plan_blocks=15))[0]
     assert (seen.loaded[Tier.HOST], seen.loaded[Tier.DISK], seen.cached_tokens) == (50, 50, 100)
     assert seen.first_s - 9.0 == pytest.approx(0.1 + 50 * 1_000 / 5e5 + 0.051)

@@ -1,0 +1,33 @@
+"""Prompts as the token ids that were made for their placement, so that no engine tokenizes them a second time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+
+from conductor.placement import TokenSource
+from router.inference import Endpoint, InferenceRequest
+from router.tokens import Prompt
+
+# The answer would show the prompt's text, or the ids would not be all of what is computed.
+_NEED_THE_TEXT = ("echo", "suffix", "truncate_prompt_tokens", "prompt_embeds", "prompt_logprobs")
+_EXACT = frozenset((TokenSource.LOCAL, TokenSource.ENGINE))
+
+
+def with_token_ids(request: InferenceRequest, prompt: Prompt) -> InferenceRequest:
+    """The request with its prompt as ids; itself where that would change the answer, or the ids are not known.
+
+    Text completions with one prompt only: the body of a chat has no place for ids.
+    """
+    document = request.document
+    if (
+        request.endpoint is not Endpoint.COMPLETIONS
+        or prompt.source not in _EXACT
+        or not len(prompt.tokens)
+        or not isinstance(document.get("prompt"), str)
+        or any(document.get(name) for name in _NEED_THE_TEXT)
+    ):
+        return request
+    passed = {**document, "prompt": prompt.tokens.tolist()}
+    return replace(request, body=orjson.dumps(passed), document=passed)
