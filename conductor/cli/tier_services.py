@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack
 
 import httpx
 
+from cache_index import Holder, Tier
 from cache_index.lmcache_directory import server_holder
 from conductor.action_ledger import ActionLedger
 from conductor.action_runner import ActionRunner
-from conductor.actions import Executor
+from conductor.actions import Executor, Place
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cluster import Cluster
 from conductor.config import Config, InstanceConfig
@@ -25,7 +26,10 @@ from conductor.executors import (
     MooncakeExecutor,
     MooncakeStore,
 )
+from conductor.scheduler import Scheduler
 from conductor.tier_config import MooncakePoolConfig
+from conductor.tier_planner import Site, TierPlanner
+from conductor.tier_planning import TierPlanning
 from conductor.tier_room import TierRoom
 
 _CLOSE_GRACE_S = 2.0
@@ -80,6 +84,57 @@ async def _watch_servers(runner: ActionRunner, feeds: EventFeeds) -> None:
         for gone in known - now:
             runner.holder_left(gone)
         known = now
+
+
+def make_planning(
+    config: Config,
+    scheduler: Scheduler,
+    runner: ActionRunner,
+    clock: Callable[[], float],
+    id_prefix: str,
+    embedded: Sequence[InstanceConfig] = (),
+) -> TierPlanning | None:
+    """None without a planner; it hears of every placement from now on."""
+    if not config.tier_planner.enabled:
+        return None
+    cluster = scheduler.cluster
+    planner = TierPlanner(
+        cluster,
+        scheduler.index,
+        _sites(config, cluster, embedded),
+        lambda kind, source, target: runner.executor_for(kind, source, target) is not None,
+        config.tier_planner.settings(),
+        id_prefix=f"{id_prefix}t",
+    )
+    scheduler.on_placed = planner.placed
+    return TierPlanning(planner, runner.ledger, clock)
+
+
+def _sites(config: Config, cluster: Cluster, embedded: Sequence[InstanceConfig]) -> list[Site]:
+    """The places whose capacity is configured, and the host tiers of the embedded cluster."""
+    sites = []
+    pools = {pool.id: pool for pool in config.shared_pools}
+    first = next(iter(cluster), None)
+    for each in config.tiers.capacities:
+        if each.tier == "device":
+            continue
+        owner = cluster.get(each.instance) or first
+        if owner is None:
+            continue
+        members: frozenset[str] | None = frozenset({each.instance})
+        if each.instance in pools:
+            listed = pools[each.instance].members
+            members = None if listed is None else frozenset(listed)
+        tokens = int(each.bytes / owner.instance_class.kv_bytes_per_token)
+        sites.append(Site(Place(Holder(each.instance), Tier[each.tier.upper()]), tokens, members))
+    if config.emulation.host_blocks:
+        tokens = config.emulation.host_blocks * config.emulation.block_size
+        sites += [
+            Site(Place(Holder(each.id, rank.holder.rank), Tier.HOST), tokens, frozenset({each.id}))
+            for each in embedded
+            for rank in cluster[each.id].ranks
+        ]
+    return sites
 
 
 def _executors(

@@ -132,6 +132,7 @@ class ClusterSimulation:
                 workload,
                 self._first_hash,
             )
+            self.scheduler.on_placed = self._tiers.placed
         arrivals = iter(workload)
         arrival = next(arrivals, None)
         now_s = 0.0
@@ -231,10 +232,6 @@ class ClusterSimulation:
             streams=pair and instances[prefill].streams_layers and instances[decode].streams_layers,
         )
         self._under_way[request.number] = _UnderWay(request, placement, work, retries)
-        if self._tiers is not None:
-            record = self.scheduler.find(placement.placement_id)
-            assert record is not None
-            self._tiers.placed(record, now_s)
 
     def _peer_of(self, placement: Placement) -> int:
         """Whom the plan fetches from."""
