@@ -90,13 +90,11 @@ class Held:
     def get_s(self, instance: InstanceState, stop: int) -> float:
         """Seconds until an instance has the first ``stop`` blocks on its device, by loads and else by computing."""
         tokens = self.prefix.namespace.block_size
-        seconds, at = 0.0, 0
-        reach = [(Tier.DEVICE, self._on_device(instance))]
-        reach += [(s.place.tier, self.blocks(s.place)) for s in self.outlook.sites.of(instance.instance_id)]
-        for tier, blocks in reach:
-            upto = min(blocks, stop)
+        seconds, at = 0.0, min(self._on_device(instance), stop)
+        for site in self.outlook.sites.of(instance.instance_id):
+            upto = min(self.blocks(site.place), stop)
             if upto > at:
-                load_s = self.outlook.sites.load_s(tier, instance, (upto - at) * tokens)
+                load_s = self.outlook.sites.load_from_s(site, instance, (upto - at) * tokens)
                 seconds += min(load_s, recompute_s(instance, at * tokens, upto * tokens))
                 at = upto
         return seconds + recompute_s(instance, at * tokens, stop * tokens)

@@ -111,7 +111,7 @@ class TierPlanner:
     def plan(self, now_s: float) -> list[TierAction]:
         """What to order now."""
         self._read_notes(now_s)
-        self._notice_lost()
+        self._notice_lost(now_s)
         proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
         chosen = select(proposals, self.free_bytes, lambda place: None)
         return [self._order(each, now_s) for each in chosen]
@@ -215,15 +215,14 @@ class TierPlanner:
             if proposal is not None:
                 yield proposal
 
-    def _notice_lost(self) -> None:
+    def _notice_lost(self, now_s: float) -> None:
         """Some of what sites are taken to have is looked up: engines drop blocks by themselves, too."""
         for place, segments in self._contents.items():
             for segment in list(islice(segments, self.settings.checks)):
                 del segments[segment]
-                if self._outlook.held(segment.prefix, segment.stop).blocks(place) > segment.start:
+                there = self._outlook.held(segment.prefix, segment.stop).blocks(place) > segment.start
+                if there or segment.held_at[place].held_until_s > now_s:  # it may be on its way
                     segments[segment] = None  # behind those to be checked next
-                elif segment.held_at[place].held_until_s > 0.0:
-                    segments[segment] = None
                 else:
                     del segment.held_at[place]
 

@@ -89,7 +89,7 @@ def _hand_down(
         if not outlook.can(ActionKind.DEMOTE, site.place, slower.place):
             continue
         compute_s = recompute_s(instance, segment.start * tokens, stop * tokens)
-        load_s = outlook.sites.load_s(slower.place.tier, instance, there * tokens)
+        load_s = outlook.sites.load_from_s(slower, instance, there * tokens)
         transfer_s = outlook.sites.transfer_s(site.place, slower.place, there * tokens)
         benefit_s = outlook.returns.probability(segment, KEPT_S, now_s) * (compute_s - load_s)
         if benefit_s > LINK_WEIGHT * transfer_s:

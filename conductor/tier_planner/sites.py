@@ -78,6 +78,13 @@ class Sites:
         speed = instance.instance_class.tiers.get(tier)
         return float("inf") if speed is None else _seconds(speed, tokens, instance)
 
+    def load_from_s(self, site: Site, instance: InstanceState, tokens: int) -> float:
+        """The same from a site, a pool's own speed included."""
+        seconds = self.load_s(site.place.tier, instance, tokens)
+        if site.speed is None or tokens <= 0:
+            return seconds
+        return max(seconds, _seconds(site.speed, tokens, instance))
+
     def transfer_s(self, source: Place, target: Place, tokens: int) -> float:
         """Seconds of a copy between two places; infinite where there is no way."""
         one = self._cluster.get(source.holder.instance_id)
@@ -87,11 +94,11 @@ class Sites:
         if one is None or other is None:  # from or to a pool
             instance = one or other
             assert instance is not None
-            pool = self._sites.get(source if one is None else target)
-            slowest_s = self.load_s((source if one is None else target).tier, instance, tokens)
-            if pool is not None and pool.speed is not None:
-                slowest_s = max(slowest_s, _seconds(pool.speed, tokens, instance))
-            return slowest_s
+            pool = source if one is None else target
+            site = self._sites.get(pool)
+            if site is None:
+                return self.load_s(pool.tier, instance, tokens)
+            return self.load_from_s(site, instance, tokens)
         if one is other:
             return self.load_s(max(source.tier, target.tier), one, tokens)
         link = self._link(one, other)
