@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
@@ -83,4 +83,4 @@ class Simulated:
     engine_runs: int  # steps, where several that grew evenly count as one
     computed_tokens: int  # of prompts
     timeline: Timeline
-    tier_actions: dict[str, dict[str, ActionsDone]]  # by kind and how they ended
+    tier_actions: dict[str, dict[str, ActionsDone]] = field(default_factory=dict)  # by kind and end
