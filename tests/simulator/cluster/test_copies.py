@@ -13,6 +13,7 @@ import pytest
 from engine_drive import Drive, Sent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cache_index import Tier
 from conductor.catalogue import LLAMA_8B_H100
@@ -85,7 +86,7 @@ def test_a_copy_takes_what_its_links_say(source: int, target: int, expected_s: f
 
 def test_what_was_copied_is_told_and_loaded_by_the_next_request() -> None:
     one = request(0)
-    again = replace(one, number=1, arrival_s=50.0, prompt_tokens=101)
+    again = structs.replace(one, number=1, arrival_s=50.0, prompt_tokens=101)
     drive = Drive(cluster(), [Sent(one), Sent(again, engine=1, plan_blocks=10)], block_tokens=BLOCK)
     drive.run(until_s=10.0)
     list(drive.engines.changes())
@@ -137,7 +138,7 @@ def test_a_dead_instance_takes_its_copies_along() -> None:
 
 def test_blocks_in_use_are_not_dropped() -> None:
     one = request(0, prompt=301)
-    drive = Drive(cluster(), [Sent(replace(one, output_tokens=50))], block_tokens=BLOCK)
+    drive = Drive(cluster(), [Sent(structs.replace(one, output_tokens=50))], block_tokens=BLOCK)
     drive.run(until_s=0.31)
     assert drive.engines.discard(DEVICE_0, drive.load(one), 0, 30) == 0
     drive.run()
