@@ -25,7 +25,7 @@ test: setup  ## the whole test suite, in two processes
 	$(BIN)/pytest --numprocesses 2 --dist loadscope $(ARGS)
 
 test-lmcache: setup .venv-lmcache/.installed  ## against real LMCache servers, in a virtual environment of their own
-	LMCACHE_BIN=.venv-lmcache/bin $(BIN)/pytest -m lmcache $(ARGS)
+	LMCACHE_BIN=.venv-lmcache/bin $(BIN)/pytest -m lmcache tests/conductor/executors tests/end_to_end $(ARGS)
 
 .venv-lmcache/.installed:
 	$(PYTHON) -m venv .venv-lmcache
@@ -34,7 +34,7 @@ test-lmcache: setup .venv-lmcache/.installed  ## against real LMCache servers, i
 	@touch $@
 
 test-mooncake: .venv-mooncake/.installed  ## against a real Mooncake master (Debian: libibverbs1 librdmacm1 libnuma1)
-	MOONCAKE_BIN=.venv-mooncake/bin .venv-mooncake/bin/pytest -m mooncake $(ARGS)
+	MOONCAKE_BIN=.venv-mooncake/bin .venv-mooncake/bin/pytest -m mooncake tests/conductor/executors $(ARGS)
 
 .venv-mooncake/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-mooncake

@@ -180,15 +180,20 @@ class ActionLedger:
         record = self._running.get(action_id)
         if record is None:
             return
-        wanted = record.action.blocks
+        action, wanted = record.action, record.action.blocks
         record.blocks_done = min(max(blocks, 0), wanted)
-        if wanted and not record.blocks_done:
-            self._end(record, ActionState.FAILED, "the source had lost them", now_s)
-            return
         lost = wanted - record.blocks_done
-        self._end(
-            record, ActionState.DONE, f"the source had lost {lost} of {wanted} blocks" if lost else "", now_s
-        )
+        if wanted and not record.blocks_done:
+            detail = (
+                f"there was nothing to {action.kind}" if action.source is None else "the source had lost them"
+            )
+            self._end(record, ActionState.FAILED, detail, now_s)
+        elif lost:
+            who = "" if action.source is None else " at the source"
+            detail = f"{lost} of {wanted} blocks were not there{who}"
+            self._end(record, ActionState.DONE, detail, now_s)
+        else:
+            self._end(record, ActionState.DONE, "", now_s)
 
     def failed(self, action_id: str, detail: str, now_s: float, *, retryable: bool = False) -> None:
         """An attempt failed. A ``retryable`` one is planned again where its deadline leaves the time."""

@@ -10,7 +10,7 @@ from traceback import format_exception
 
 import structlog
 
-from conductor.action_ledger import ActionLedger
+from conductor.action_ledger import ActionLedger, Orders
 from conductor.actions import ActionKind, ExecutionError, Executor, Place, TierAction
 
 TICK_S = 0.1  # how late a deadline, a retry or a refilled budget may be seen
@@ -78,7 +78,7 @@ class ActionRunner:
     async def _run(self) -> None:
         while not self._closing:
             self._wake.clear()
-            orders = self.ledger.advance(self._clock())
+            orders = self._next_orders()
             for action_id in orders.stop:
                 if action_id in self._tasks:
                     self._tasks[action_id].cancel()
@@ -90,6 +90,14 @@ class ActionRunner:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if idle else TICK_S):
                     await self._wake.wait()
+
+    def _next_orders(self) -> Orders:
+        try:
+            return self.ledger.advance(self._clock())
+        except Exception as error:  # a fault of ours must not end the actions that come later
+            self.faults["ledger"] += 1
+            _log.error("tier_action.ledger_fault", exception="".join(format_exception(error)))
+            return Orders([], [])
 
     async def _carry_out(self, action: TierAction) -> None:
         """Whatever an executor raises costs its action alone."""

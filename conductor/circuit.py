@@ -1,20 +1,11 @@
-"""Suspension of instances that answer their health check but fail requests: a circuit breaker for each.
-
-*Closed* (``up``): requests go there, and what becomes of them is counted. *Open* (``suspended``): none do, for a
-pause that doubles from one suspension to the next. *Half open* (``probing``): one request may try; its success
-closes the circuit, its failure opens it again.
-"""
+"""What is counted of an instance's requests, and when too many of them have failed."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from conductor.cluster import Cluster, InstanceState
-    from conductor.explanation import PlacementRecord
+from typing import Final
 
 _BUCKETS: Final = 10
 
@@ -70,81 +61,3 @@ class Circuit:
         """Count anew."""
         self.failed_in_a_row = 0
         self._counts.clear()
-
-
-class CircuitBreaker:
-    """Changes the health of instances by what becomes of their requests. Not for those that are down or leave."""
-
-    def __init__(self, cluster: Cluster, policy: SuspensionPolicy) -> None:
-        self.policy = policy
-        self._cluster = cluster
-        self._probes: dict[str, list[InstanceState]] = {}
-
-    def placed(self, record: PlacementRecord) -> None:
-        """A placement was made: where an instance may be tried, this is the request that does."""
-        placement = record.placement
-        self._try(placement.prefill.instance_id, placement.placement_id)
-        if placement.disaggregated:
-            self._try(placement.decode.instance_id, placement.placement_id)
-
-    def succeeded(self, instance_id: str, placement_id: str, now_s: float) -> None:
-        """The instance has answered its part of a request."""
-        instance = self._cluster.get(instance_id)
-        if instance is None:
-            return
-        circuit = instance.circuit
-        circuit.count(now_s, self.policy.window_s, failed=False)
-        if instance.up:
-            return
-        instance.is_candidate(now_s)
-        if circuit.probe == placement_id or instance.probing:
-            circuit.probe = None
-            circuit.forget()
-            circuit.reopened_before_s = now_s + self.policy.longest_pause_s
-            self._cluster.resume(instance, "works again after a suspension")
-
-    def failed(self, instance_id: str, placement_id: str, now_s: float, detail: str) -> None:
-        """It answered an error, or not in time."""
-        instance = self._cluster.get(instance_id)
-        if instance is None:
-            return
-        circuit = instance.circuit
-        circuit.count(now_s, self.policy.window_s, failed=True)
-        candidate = instance.is_candidate(now_s)
-        if circuit.probe == placement_id or instance.probing:
-            circuit.probe = None
-            self._suspend(instance, f"failed again, last: {detail}", now_s)
-        elif candidate and (reason := self._too_many(circuit)) is not None:
-            self._suspend(instance, f"{reason}, last: {detail}", now_s)
-
-    def ended(self, placement_id: str) -> None:
-        """A placement is over: where it should have tried an instance and told nothing of it, another one may."""
-        for instance in self._probes.pop(placement_id, ()):
-            if instance.circuit.probe == placement_id:
-                instance.circuit.probe = None
-                self._cluster.let_one_try(instance)
-
-    def _try(self, instance_id: str, placement_id: str) -> None:
-        instance = self._cluster.get(instance_id)
-        if instance is not None and instance.probing:
-            instance.circuit.probe = placement_id
-            self._probes.setdefault(placement_id, []).append(instance)
-            self._cluster.suspend(instance, "one request tries whether it works again", inf)
-
-    def _too_many(self, circuit: Circuit) -> str | None:
-        policy = self.policy
-        if circuit.failed_in_a_row >= policy.after_failures:
-            return f"{circuit.failed_in_a_row} requests failed in a row"
-        requests, failures = circuit.lately()
-        if requests >= policy.min_requests and failures >= policy.failure_rate * requests:
-            return f"{failures} of {requests} requests failed within {policy.window_s:g} s"
-        return None
-
-    def _suspend(self, instance: InstanceState, reason: str, now_s: float) -> None:
-        circuit, policy = instance.circuit, self.policy
-        longer = circuit.pause_s * 2 if now_s < circuit.reopened_before_s else policy.pause_s
-        circuit.pause_s = min(longer, max(policy.longest_pause_s, policy.pause_s))
-        circuit.reopened_before_s = now_s + circuit.pause_s + policy.longest_pause_s
-        circuit.suspensions += 1
-        circuit.forget()
-        self._cluster.suspend(instance, f"for {circuit.pause_s:g} s: {reason}", now_s + circuit.pause_s)

@@ -23,7 +23,7 @@ NO_ROW = -1
 # They write a rank's books and its gauges into its row of the load table, in a quarter of an assignment's time.
 _pack_books: Final[Callable[..., None]] = Struct(f"{t.HARM}d").pack_into
 _pack_gauges: Final[Callable[..., None]] = Struct(f"{t.LOAD_COLUMNS - t.REPORTED_RUNNING}d").pack_into
-_PROBING: Final = "the suspension is over; one request may try"
+MAY_TRY: Final = "the suspension is over; one request may try"
 _ROW_BYTES: Final = 8 * t.LOAD_COLUMNS
 _GAUGES_BYTES: Final = 8 * t.REPORTED_RUNNING  # before them in a row
 
@@ -231,16 +231,8 @@ class InstanceState:
     def is_candidate(self, now_s: float) -> bool:
         """Whether requests may be placed here; a suspension that has run out ends with this call."""
         if self.health is Health.SUSPENDED and now_s >= self.circuit.suspended_until_s:
-            self.health, self.health_reason = Health.PROBING, _PROBING
+            self.health, self.health_reason = Health.PROBING, MAY_TRY
         return self.health is Health.UP or self.health is Health.PROBING
-
-    @property
-    def up(self) -> bool:
-        return self.health is Health.UP
-
-    @property
-    def probing(self) -> bool:
-        return self.health is Health.PROBING
 
 
 def make_instance(
@@ -394,21 +386,6 @@ class Cluster:
         """Every change of an instance's health after it was added."""
         instance.health, instance.health_reason = health, reason
         self.version += 1
-
-    def suspend(self, instance: InstanceState, reason: str, until_s: float) -> None:
-        """No candidate until then."""
-        instance.circuit.suspended_until_s = until_s
-        self.set_health(instance, Health.SUSPENDED, reason)
-
-    def let_one_try(self, instance: InstanceState) -> None:
-        """Of a suspended instance."""
-        if instance.health is Health.SUSPENDED:
-            self.set_health(instance, Health.PROBING, _PROBING)
-
-    def resume(self, instance: InstanceState, reason: str) -> None:
-        """The suspension of an instance is over."""
-        if instance.health in (Health.SUSPENDED, Health.PROBING):
-            self.set_health(instance, Health.UP, reason)
 
     def get(self, instance_id: str) -> InstanceState | None:
         return self._instances.get(instance_id)

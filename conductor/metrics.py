@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from conductor.cluster import Health
 from conductor.scheduler import Scheduler
 
 
@@ -43,7 +44,9 @@ class ClusterCollector(Collector):
         )
         now_s = self._clock()
         for instance in self._scheduler.cluster:
-            up.add_metric([instance.instance_id, instance.role], float(instance.up or instance.probing))
+            up.add_metric(
+                [instance.instance_id, instance.role], float(instance.health in (Health.UP, Health.PROBING))
+            )
             suspensions.add_metric([instance.instance_id], instance.circuit.suspensions)
             for rank in instance.ranks:
                 values = [instance.instance_id, str(rank.target.rank)]

@@ -14,7 +14,8 @@ from cache_index import CacheIndex
 from conductor.admission import Gate
 from conductor.assumed_cache import AssumedCache
 from conductor.books import Books
-from conductor.circuit import Circuit, CircuitBreaker, SuspensionPolicy
+from conductor.circuit import Circuit, SuspensionPolicy
+from conductor.circuit_breaker import CircuitBreaker
 from conductor.cluster import (
     NO_ROW,
     Cluster,
@@ -191,7 +192,7 @@ class Scheduler:
         """One leg failed: the reservation is released and the instance pays for it.
 
         An unreachable instance is down at once (its health check brings it back); one that times out or
-        answers 5xx too often is suspended for a while (`circuit`).
+        answers 5xx too often is suspended for a while (`circuit_breaker`).
         """
         if failure.kind is not FailureKind.UNREACHABLE:
             self._circuits.failed(failure.instance_id, placement_id, now_s, failure.detail)

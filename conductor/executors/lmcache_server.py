@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -26,6 +26,14 @@ _PINS = (ActionKind.PIN, ActionKind.UNPIN)
 _SLOW = (Tier.DISK, Tier.POD, Tier.REMOTE)
 _FIRST_POLL_S = 0.01
 _SLOWEST_POLL_S = 0.25
+
+
+class _Prefetch(NamedTuple):
+    """An order to one server, but for how many of the tokens."""
+
+    url: str
+    body: dict[str, Any]
+    token_ids: list[int]
 
 
 class LMCacheServerExecutor:
@@ -76,26 +84,44 @@ class LMCacheServerExecutor:
     async def _load(self, action: TierAction) -> int:
         url = self._url(action.target.holder)
         chunks = chunks_up_to(action, await self._chunk_size(url))
-        salt, tokens = known_prefix(action).cache_salt or "", known_tokens(action).tolist()
-        for world in (worlds := self._worlds(action)):
-            body = {"world_size": world, "token_ids": tokens, "cache_salt": salt}
-            body |= {"model_name": self._model(action), "source_tier": "l2", "target_tier": "l1"}
+        worlds = self._worlds(action)
+        for world in worlds:
+            body = {"model_name": self._model(action), "world_size": world, "source_tier": "l2"}
+            body |= {"cache_salt": known_prefix(action).cache_salt or "", "target_tier": "l1"}
+            order = _Prefetch(f"{url}/cache/prefetches", body, known_tokens(action).tolist())
             try:
-                submitted = await ask(self._client, "POST", f"{url}/cache/prefetches", json=body)
-            except ExecutionError:
-                if world != worlds[-1]:  # perhaps the engine there is of another parallelism
-                    continue
-                raise
-            found, total = await self._loaded(url, submitted)
-            # The shards of the first chunks are asked for first; of what was found partly the rest is of no use.
-            return chunks.blocks(action, found * chunks.last // total if total else 0)
+                return chunks.blocks(
+                    action, await self._loaded_chunks(order, chunks.last, chunks.chunk_tokens)
+                )
+            except ExecutionError:  # perhaps the engine there is of another parallelism
+                if world == worlds[-1]:
+                    raise
         raise AssertionError("there is at least one world size")
 
-    async def _loaded(self, url: str, submitted: dict[str, Any]) -> tuple[int, int]:
+    async def _loaded_chunks(self, order: _Prefetch, chunks: int, chunk_tokens: int) -> int:
+        """How many of the first chunks are in memory afterwards, without a gap.
+
+        The server only counts what it found, gaps or not: where something is missing, beginnings of the prompt
+        are asked for, which by then are in memory and cost nothing.
+        """
+        found, total = await self._prefetch(order, len(order.token_ids))
+        if found == total:
+            return chunks if total else 0
+        low, high = 0, found * chunks // total
+        middle = high
+        while low < high:
+            found, total = await self._prefetch(order, middle * chunk_tokens)
+            low, high = (middle, high) if found == total else (low, middle - 1)
+            middle = (low + high + 1) // 2
+        return low
+
+    async def _prefetch(self, order: _Prefetch, tokens: int) -> tuple[int, int]:
         """Objects found, and asked for. Waits until the load has ended."""
+        body = {**order.body, "token_ids": order.token_ids[:tokens]}
+        submitted = await ask(self._client, "POST", order.url, json=body)
         if submitted.get("status") == "noop":
             return 0, 0
-        job, pause_s = f"{url}/cache/prefetches/{submitted.get('request_id')}", _FIRST_POLL_S
+        job, pause_s = f"{order.url}/{submitted.get('request_id')}", _FIRST_POLL_S
         while True:
             answer = await ask(self._client, "GET", job)
             if answer.get("status") == "completed":
@@ -132,19 +158,36 @@ class LMCacheServerExecutor:
         return chunks.blocks(action, deleted)
 
     async def _pin(self, action: TierAction) -> int:
-        chunks = chunks_up_to(action, CHUNK_TOKENS)
-        method = "POST" if action.kind is ActionKind.PIN else "DELETE"
-        pinned = 0
+        """Pins of chunks that are not there would be taken as well: only what is in L2 is pinned."""
+        chunks, tokens = chunks_up_to(action, CHUNK_TOKENS), known_tokens(action).tolist()
+        most = 0
         for world in self._worlds(action):
-            body = {
+            body: dict[str, Any] = {
                 "model_name": self._model(action),
                 "world_size": world,
-                "token_ids": known_tokens(action).tolist(),
+                "token_ids": tokens,
                 "cache_salt": known_prefix(action).cache_salt or "",
             }
-            answer = await ask(self._client, method, f"{self._coordinator_url}/cache/pins", json=body)
-            pinned = max(pinned, count(answer, "affected") // world)
-        return chunks.blocks(action, pinned)
+            pins = f"{self._coordinator_url}/cache/pins"
+            if action.kind is ActionKind.UNPIN:
+                await ask(self._client, "DELETE", pins, json=body)
+                most = chunks.last
+            elif held := await self._in_l2(body):
+                await ask(
+                    self._client, "POST", pins, json={**body, "token_ids": tokens[: held * CHUNK_TOKENS]}
+                )
+                most = max(most, held)
+        return chunks.blocks(action, most)
+
+    async def _in_l2(self, body: dict[str, Any]) -> int:
+        """How many of a prompt's first chunks are whole in L2, as the coordinator's directory knows."""
+        answer = await ask(self._client, "POST", f"{self._coordinator_url}/directory/lookup", json=body)
+        whole: dict[str, bool] = {}  # by chunk, in order
+        for result in answer.get("results", ()):
+            stored = any(each["tier"] == "l2" for each in result["placements"])
+            name = result["key"]["chunk_hash_hex"]
+            whole[name] = whole.get(name, True) and stored
+        return next((i for i, each in enumerate(whole.values()) if not each), len(whole))
 
     def _model(self, action: TierAction) -> str:
         namespace = known_prefix(action).namespace

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from simulator.emulator.driver import EngineDriver
 from simulator.emulator.hand_off import KvPuller, LinkTimer
-from simulator.emulator.inference import InferenceEndpoint, InferenceService, Rank
+from simulator.emulator.inference import InferenceService, Rank
 from simulator.emulator.messages_api import MessagesApi, messages_error
 from simulator.emulator.metrics import EngineMetrics
 from simulator.emulator.openai_api import (
@@ -32,6 +32,7 @@ from simulator.emulator.openai_api import (
 )
 from simulator.emulator.pooling_api import PoolingApi
 from simulator.emulator.publisher import EventFormat, KvEventPublisher
+from simulator.emulator.responder import InferenceEndpoint
 from simulator.emulator.responses_api import ResponsesApi
 from simulator.emulator.rooms import Rooms, RoomVisitor
 from simulator.emulator.tier_admin import TierAdmin

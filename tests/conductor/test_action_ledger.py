@@ -91,7 +91,13 @@ def test_lost_blocks_are_told() -> None:
     assert "the source had lost them" in records[0].detail
     assert records[1].partial
     assert records[1].moved_bytes == 25
-    assert "6 of 8" in records[1].detail
+    assert records[1].detail == "6 of 8 blocks were not there at the source"
+    pin = action(ActionKind.PIN, source=None)
+    ledger.submit(pin, 1.0)
+    ledger.advance(1.0)
+    ledger.completed(pin.action_id, 0, 2.0)
+    found = ledger.find(pin.action_id)
+    assert found is not None and found.detail == "there was nothing to pin"
 
 
 def test_retryable_failures_are_tried_again_until_the_deadline() -> None:

@@ -134,6 +134,23 @@ async def test_what_may_succeed_later_is_tried_again() -> None:
         assert record.attempts == 3
 
 
+async def test_a_fault_of_the_ledger_passes() -> None:
+    asked = 0
+
+    def free_bytes(place: Place) -> float | None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise ZeroDivisionError("oh")
+        return None
+
+    ledger = ActionLedger(free_bytes=free_bytes)
+    async with running(Carrier("mover", ActionKind.REPLICATE, everything), ledger=ledger) as runner:
+        record = submit(runner, action("x"))
+        assert await ended(record) is ActionState.DONE
+        assert runner.faults["ledger"] == 1
+
+
 async def test_cancelling_stops_the_executor() -> None:
     stopped = asyncio.Event()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from front_door_process import FrontDoor, conductor_command, front_door
-from lmcache_processes import COMMAND, MODEL, RealServer, bench_prompt, real_servers
+from lmcache_processes import COMMAND, MODEL, RealServer, bench_prompt, real_servers, reporting_to
 
 pytestmark = [
     pytest.mark.lmcache,
@@ -36,10 +36,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
 @pytest.fixture(scope="module")
 def servers(door: FrontDoor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealServer]]:
     """The first has stored a prompt of four chunks, which the second reaches in the shared store."""
-    flags = (
-        *("--coordinator-url", f"{door.url}/lmcache", "--coordinator-event-reporting"),
-        *("--coordinator-advertise-ip", "127.0.0.1"),
-    )
+    flags = reporting_to(f"{door.url}/lmcache")
     folder = tmp_path_factory.mktemp("lmcache")
     with real_servers(["s1", "s2"], folder, *flags) as started, started[1].engine(7, 512):
         started[0].run_engine(STORED, 1100)

@@ -90,6 +90,25 @@ def real_servers(names: Sequence[str], folder: Path, *flags: str) -> Iterator[li
 
 
 @contextmanager
+def real_coordinator(folder: Path) -> Iterator[str]:
+    """LMCache's own coordinator; its URL."""
+    port, logs = free_port(), folder / "coordinator.log"
+    command = [str(COMMAND), "coordinator", "--host", "127.0.0.1", "--port", str(port), "--disable-metrics"]
+    with _process(command, logs) as process:
+        url = f"http://127.0.0.1:{port}"
+        _wait(process, lambda: _answers(url, "healthz"), logs)
+        yield url
+
+
+def reporting_to(coordinator_url: str) -> tuple[str, ...]:
+    """Flags of servers that tell a coordinator what they hold."""
+    return (
+        *("--coordinator-url", coordinator_url, "--coordinator-event-reporting"),
+        *("--coordinator-advertise-ip", "127.0.0.1"),
+    )
+
+
+@contextmanager
 def real_controller(folder: Path) -> Iterator[str]:
     """The classic controller, without workers; its URL."""
     port, logs = free_port(), folder / "controller.log"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from lmcache_processes import COMMAND, MODEL, RealServer, bench_prompt, real_controller, real_servers
+from lmcache_processes import (
+    COMMAND,
+    MODEL,
+    RealServer,
+    bench_prompt,
+    real_controller,
+    real_coordinator,
+    real_servers,
+    reporting_to,
+)
 from tier_actions import host, order, prefix_of
 
 from cache_index import CacheIndex, Holder, Tier
@@ -25,19 +35,27 @@ STORED = 1  # the number of the prompt that the first server's engine stores
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealServer]]:
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with real_coordinator(tmp_path_factory.mktemp("coordinator")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def servers(coordinator: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealServer]]:
     """The first has had an engine that stored a prompt of four chunks; the second has one, the third never."""
-    with real_servers(["s1", "s2", "s3"], tmp_path_factory.mktemp("lmcache")) as started:
+    folder, names = tmp_path_factory.mktemp("lmcache"), ["s1", "s2", "s3"]
+    with real_servers(names, folder, *reporting_to(coordinator)) as started:
         started[0].run_engine(STORED, 1100)
         with started[1].engine(7, 512):
             yield started
 
 
 @pytest.fixture
-async def executor(servers: list[RealServer]) -> AsyncIterator[LMCacheServerExecutor]:
+async def executor(coordinator: str, servers: list[RealServer]) -> AsyncIterator[LMCacheServerExecutor]:
     urls = {server.instance_id: server.url for server in servers}
     async with httpx.AsyncClient(trust_env=False) as client:
-        yield LMCacheServerExecutor(client, LMCacheDirectory(CacheIndex()), urls=urls)
+        directory = LMCacheDirectory(CacheIndex())
+        yield LMCacheServerExecutor(client, directory, urls=urls, coordinator_url=coordinator)
 
 
 def place(server: RealServer, tier: Tier = Tier.HOST) -> Place:
@@ -65,6 +83,23 @@ async def test_what_the_store_does_not_have_is_told(
     assert await executor.execute(order(ActionKind.PREFETCH, longer, place(servers[1]))) == 64
 
 
+async def test_what_is_in_the_store_is_pinned_and_nothing_else(
+    coordinator: str, servers: list[RealServer], executor: LMCacheServerExecutor
+) -> None:
+    prompt, target = bench_prompt(STORED, 1100), place(servers[0], Tier.DISK)
+    prefix = prefix_of([*prompt, *range(600)], MODEL)  # six chunks, of which four are stored
+    async with asyncio.timeout(30):
+        while (done := await executor.execute(order(ActionKind.PIN, prefix, target))) < 64:
+            await asyncio.sleep(0.2)  # what the server did has to be told
+    assert done == 64
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{coordinator}/cache/pins")).json()["total"] == 4
+        assert await executor.execute(order(ActionKind.UNPIN, prefix, target)) == 96
+        assert (await client.get(f"{coordinator}/cache/pins")).json()["total"] == 0
+    unknown = prefix_of(range(60_000, 61_024), MODEL)
+    assert await executor.execute(order(ActionKind.PIN, unknown, target)) == 0
+
+
 async def test_a_server_without_an_engine_cannot(
     servers: list[RealServer], executor: LMCacheServerExecutor
 ) -> None:
@@ -88,6 +123,10 @@ async def test_chunks_are_dropped_from_memory_and_from_the_store(
     stored = order(ActionKind.EVICT, prefix, place(servers[1], Tier.DISK), start=32)
     assert await executor.execute(stored) == 32
     assert await executor.execute(order(ActionKind.PREFETCH, prefix, place(servers[1]))) == 32
+    for tier in (Tier.HOST, Tier.DISK):
+        head = order(ActionKind.EVICT, prefix, place(servers[1], tier), stop=16)
+        assert await executor.execute(head) == 16
+    assert await executor.execute(order(ActionKind.PREFETCH, prefix, place(servers[1]))) == 0
 
 
 async def test_a_whole_memory_is_cleared(servers: list[RealServer], executor: LMCacheServerExecutor) -> None:
@@ -99,7 +138,7 @@ async def test_a_whole_memory_is_cleared(servers: list[RealServer], executor: LM
 def test_engines_are_not_its_business(executor: LMCacheServerExecutor, servers: list[RealServer]) -> None:
     assert not executor.can(ActionKind.PREFETCH, None, Place(Holder("s1"), Tier.HOST))
     assert not executor.can(ActionKind.DEMOTE, place(servers[0]), place(servers[0], Tier.DISK))
-    assert not executor.can(ActionKind.PIN, None, place(servers[0], Tier.DISK))
+    assert not executor.can(ActionKind.PIN, None, place(servers[0]))
 
 
 async def test_a_controller_without_workers_answers_and_refuses(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import httpx
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tier_actions import host, order, prefix_of
 
 from cache_index import CacheIndex, Holder, Tier
@@ -49,7 +51,7 @@ class Store:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         body = orjson.loads(request.content) if request.content else None
         self.asked.append((request.method, str(request.url), body))
-        name = request.url.path.split("/")[2] if request.url.path.startswith("/cache") else "config"
+        name = [*request.url.path.split("/"), "config"][2]  # the config's path has one part
         answer = self._answers[name]
         if isinstance(answer, list):
             answer = answer.pop(0) if len(answer) > 1 else answer[0]
@@ -100,11 +102,11 @@ def test_what_it_can(kind: ActionKind, source: Place | None, target: Place, able
 
 
 async def test_it_asks_for_the_whole_prompt_and_counts_blocks_of_the_range() -> None:
-    store = Store(prefetches=prefetched(3, 4), config=CONFIG)
+    store = Store(prefetches=prefetched(4, 4), config=CONFIG)
     action = order(ActionKind.PREFETCH, prefix_of(TOKENS, "name"), place("a"), start=10, stop=66)
     assert (
-        await store.executor().execute(action) == 38
-    )  # three chunks are 48 blocks, of which 10 are not meant
+        await store.executor().execute(action) == 54
+    )  # four chunks are 64 blocks, of which 10 are not meant
     method, url, body = store.asked[1]
     assert (method, url) == ("POST", "http://10.0.0.97:8080/cache/prefetches")
     assert body == {
@@ -115,13 +117,42 @@ async def test_it_asks_for_the_whole_prompt_and_counts_blocks_of_the_range() -> 
         "source_tier": "l2",
         "target_tier": "l1",
     }
+    assert len(store.asked) == 4
 
 
-async def test_the_shards_of_a_chunk_count_together() -> None:
-    store = Store(prefetches=prefetched(5, 8), config=CONFIG)
-    action = order(ActionKind.PREFETCH, prefix_of(TOKENS, "name"), place("a"))
-    assert await store.executor(a_directory(world=2)).execute(action) == 32
-    assert store.asked[1][2]["world_size"] == 2
+class Holding:
+    """A server that finds these chunks, of ``world`` shards each."""
+
+    def __init__(self, held: Collection[int], world: int) -> None:
+        self.held, self.world = held, world
+        self.prefetches = 0
+        self._asked = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/config":
+            return httpx.Response(200, json=CONFIG)
+        if request.method == "POST":
+            self.prefetches += 1
+            self._asked = len(orjson.loads(request.content)["token_ids"]) // 256
+            return httpx.Response(202, json={"request_id": "r", "status": "submitted"})
+        found = self.world * sum(chunk in self.held for chunk in range(self._asked))
+        total = self.world * self._asked
+        return httpx.Response(200, json={"status": "completed", "found_keys": found, "total_keys": total})
+
+
+@settings(deadline=None)
+@given(held=st.sets(st.integers(0, 15)), world=st.integers(1, 2))
+async def test_chunks_behind_a_gap_do_not_count(held: set[int], world: int) -> None:
+    server = Holding(held, world)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(server)) as client:
+        executor = LMCacheServerExecutor(
+            client, LMCacheDirectory(CacheIndex()), urls={"a": "http://a"}, world_size=world
+        )
+        action = order(ActionKind.PREFETCH, prefix_of(range(16 * 256), "name"), place("a"))
+        usable = next((chunk for chunk in range(16) if chunk not in held), 16)
+        assert await executor.execute(action) == usable * 16
+        if usable == len(held):
+            assert server.prefetches <= 2
 
 
 async def test_eviction_names_every_shard_of_whole_chunks() -> None:
@@ -134,17 +165,23 @@ async def test_eviction_names_every_shard_of_whole_chunks() -> None:
     assert store.asked[1][2]["tier"] == "l2"
 
 
-async def test_pins_are_the_coordinators() -> None:
-    store = Store(pins={"requested": 4, "affected": 4, "status": "ok"})
-    executor = store.executor(coordinator_url="http://coordinator:9300")
+@pytest.mark.parametrize(("held", "blocks"), [(4, 64), (2, 32), (0, 0)])
+async def test_pins_are_the_coordinators_of_what_is_in_l2(held: int, blocks: int) -> None:
+    def result(chunk: int, shard: int) -> dict[str, Any]:
+        tier = "l2" if chunk < held or (chunk == held and shard == 0) else "l1"
+        key = {"chunk_hash_hex": f"{chunk:064x}", "model_name": "stored-name", "kv_rank": shard}
+        return {"key": key, "placements": [{"instance_id": "a", "tier": tier}]}
+
+    results = [result(chunk, shard) for chunk in range(4) for shard in range(2)]
+    store = Store(lookup={"chunks": 4, "results": results}, pins={"affected": 8, "status": "pinned"})
+    executor = store.executor(a_directory(world=2), coordinator_url="http://coordinator:9300")
     target = Place(shared_holder("s3"), Tier.REMOTE)
-    for kind in (ActionKind.PIN, ActionKind.UNPIN):
-        assert executor.can(kind, None, target)
-        assert await executor.execute(order(kind, prefix_of(TOKENS, "name"), target)) == 64
-    assert [(method, url) for method, url, _ in store.asked] == [
-        ("POST", "http://coordinator:9300/cache/pins"),
-        ("DELETE", "http://coordinator:9300/cache/pins"),
-    ]
+    assert executor.can(ActionKind.PIN, None, target)
+    assert await executor.execute(order(ActionKind.PIN, prefix_of(TOKENS, "name"), target)) == blocks
+    pinned = [len(body["token_ids"]) for _, url, body in store.asked if url.endswith("/cache/pins")]
+    assert pinned == [held * 256] * bool(held)
+    assert await executor.execute(order(ActionKind.UNPIN, prefix_of(TOKENS, "name"), target)) == 64
+    assert store.asked[-1][:2] == ("DELETE", "http://coordinator:9300/cache/pins")
 
 
 @pytest.mark.parametrize(
