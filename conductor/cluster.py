@@ -118,9 +118,11 @@ class RankState:
         head = next(iter(self.prefills.values()))
         rest_s = self.pending_s - head.predicted_s
         head_s = self.head_since_s + head.predicted_s - now_s
-        if head_s < 0.0 and not head.observed:
-            return max(rest_s + head_s, 0.0)
-        return max(head_s, 0.0) + max(rest_s, 0.0)  # sums of floats may miss zero by a hair
+        if head_s < 0.0:
+            if not head.observed:
+                return max(rest_s + head_s, 0.0)
+            head_s = 0.0
+        return head_s + (0.0 if rest_s < 0.0 else rest_s)  # sums of floats may miss zero by a hair
 
     def _forget_ended(self, now_s: float) -> None:
         """Drop leading prefills that nobody will see the end of and that ended by prediction."""

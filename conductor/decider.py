@@ -149,14 +149,16 @@ class Decider:
 
     def _estimate(self, request: PlacementRequest, roster: Roster, now_s: float) -> Estimates:
         objectives = self.objectives_of(request)
-        held_s = now_s - request.arrived_s if request.arrived_s is not None else 0.0
+        ttft_s = objectives.ttft_s
+        if request.arrived_s is not None:
+            ttft_s -= now_s - request.arrived_s
         estimates = self._estimator.estimate(
             request,
             roster,
             self._lookup,
             now_s,
             output_tokens=self._gate.output_tokens(request),
-            ttft_objective_s=max(objectives.ttft_s - held_s, _LEAST_OBJECTIVE_S),
+            ttft_objective_s=ttft_s if ttft_s > _LEAST_OBJECTIVE_S else _LEAST_OBJECTIVE_S,
             tbt_objective_s=objectives.tbt_s,
         )
         if request.prefill_on is None:

@@ -78,4 +78,5 @@ def predicted_ttft_s(c: Candidates, choice: Choice, plan: PrefixPlan, moving_s: 
     """Queue, plan, and then the hand-off or the wait for memory on the decode rank, whichever is longer."""
     seconds = c.seconds
     waiting_s = seconds.item(k.WAIT_S, choice.decode)
-    return seconds.item(k.QUEUE_S, choice.prefill) + plan.prefill_s + max(moving_s, waiting_s)
+    longer_s = waiting_s if waiting_s > moving_s else moving_s
+    return seconds.item(k.QUEUE_S, choice.prefill) + plan.prefill_s + longer_s

@@ -49,7 +49,7 @@ class Gate:
         if known is None or known.until < self._observed or request.max_output_tokens is not None:
             if len(self._remembered) >= 4_096:
                 self._remembered.clear()
-            tokens = max(round(self.lengths.predict(request, beginning).mean_tokens), 1)
+            tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
             known = _Remembered(tokens, self._observed + _SAME_FOR)
             if request.max_output_tokens is None:
                 self._remembered[key] = known

@@ -30,14 +30,15 @@ _DIRECTORY = cache_directory(Path(__file__), Path(kernels.__file__), Path(t.__fi
 _FIRST_SLOTS: Final = 8
 # ---- columns of a slot ----
 _PLACED_S: Final = 0  # prefill placed on the rank when its own had been
-_LONG_S: Final = 1  # of that, what made gaps longer than its objective
-_BEGAN_S: Final = 2  # its first token; infinity before
+_BEGAN_S: Final = 1  # its first token; infinity before
+_LONG_S: Final = 2  # of what was placed, what made gaps longer than its objective
 _MEAN_TOKENS: Final = 3  # of the answer, as predicted
 _OBJECTIVE_S: Final = 4  # for its TBT
 _COLUMNS: Final = 5
 
-# Writes a slot in half the time of an assignment.
+# They write a slot, or its first two columns, in less than half the time of assignments.
 _pack_slot: Final[Callable[..., None]] = Struct(f"{_COLUMNS}d").pack_into
+_pack_beginning: Final[Callable[..., None]] = Struct("2d").pack_into
 _SLOT_BYTES: Final = 8 * _COLUMNS
 
 
@@ -74,8 +75,8 @@ class Exposure:
             self._table,
             slot * _SLOT_BYTES,
             self._placed_s,
-            self._long_s,
             math.inf,
+            self._long_s,
             output_tokens,
             tbt_objective_s,
         )
@@ -84,8 +85,7 @@ class Exposure:
         """Its first token is out; ``queue_s`` of prefills are waiting or running here."""
         slot = self._slots.get(placement_id)
         if slot is not None:
-            self._table[slot, _PLACED_S] = self._placed_s - queue_s
-            self._table[slot, _BEGAN_S] = now_s
+            _pack_beginning(self._table, slot * _SLOT_BYTES, self._placed_s - queue_s, now_s)
 
     def ended(self, placement_id: str, queue_s: float) -> float:
         """It is over; returns how many seconds of prefill ran beside its decode, as predicted."""
@@ -98,7 +98,7 @@ class Exposure:
             self._ids[slot] = last
             self._slots[last] = slot
             self._table[slot] = self._table[len(self._ids)]
-        return max(borne_s, 0.0)
+        return 0.0 if borne_s < 0.0 else borne_s
 
     def write(self, tables: t.ClusterTables, row: int, tbt_share: float, now_s: float) -> None:
         """Write the columns HARM of the rank's row of the load table, from the others of it."""

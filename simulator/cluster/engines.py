@@ -95,6 +95,7 @@ class Engines:
     ) -> None:
         compile_all()
         self._advance, self._submit = entry_point(advance), entry_point(submit)
+        self._drain, self._read_gauges = entry_point(drain), entry_point(read_gauges)
         self.stores = tuple(stores_of(cluster))
         self._state = make_state(cluster, self.stores, hashes, block_tokens, longest_output_tokens)
         self._state.counters[k.C_SINGLE_STEPS] = step_by_step
@@ -200,10 +201,10 @@ class Engines:
             self._changes = np.empty((len(self._state.events), 5), _INT)
             self._removed = np.empty(len(self._state.events), np.uint64)
         hashes = self._state.hashes
-        rows = drain(self._address, self._changes, self._removed)
+        rows = self._drain(self._address, self._changes, self._removed)
         for store, stored, start, stop, first in self._changes[:rows].tolist():
             if stored:
-                parent = int(hashes[start - 1]) if start > first else 0
+                parent = hashes.item(start - 1) if start > first else 0
                 yield StoreChange(store, True, hashes[start:stop], parent)
             else:
                 yield StoreChange(store, False, self._removed[start:stop], 0)
@@ -217,7 +218,7 @@ class Engines:
     def read_gauges(self, now_s: float) -> Floats:
         """The same as [engine, (running, waiting, tokens taken)]."""
         table = np.empty((len(self._state.engines), 3))
-        read_gauges(self._address, now_s, table)
+        self._read_gauges(self._address, now_s, table)
         return table
 
     @property

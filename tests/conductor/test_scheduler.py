@@ -179,6 +179,18 @@ def test_records_are_bounded() -> None:
     assert kept == ids[:1:-1]
 
 
+def test_without_a_log_only_what_is_under_way_is_known() -> None:
+    scheduler = make_scheduler("m")
+    scheduler.records._capacity = 0
+    first, second = (scheduler.place(request(64), 0.0).placement_id for _ in range(2))
+    scheduler.finished(first, 1.0, Usage(64, 1, 0))
+    assert list(scheduler.records.latest(10)) == []
+    assert scheduler.find(first) is None
+    record = scheduler.find(second)
+    assert record is not None
+    assert record.candidates is None
+
+
 def test_late_reports_of_an_ended_placement_change_nothing() -> None:
     scheduler = make_scheduler("m")
     placement_id = scheduler.place(request(), 0.0).placement_id

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -157,6 +158,34 @@ def test_a_forgotten_kind_leaves_nothing_behind() -> None:
     for _ in range(50):
         lengths.observe(request(tenant="b", route="other", model="n"), 2, 10)
     assert lengths.predict(request(tenant="b", route="other", model="n"), 2).mean_tokens < 20
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("mn"), st.sampled_from("ab"), st.none() | st.integers(0, 3)), max_size=60
+    ),
+    st.sampled_from([4, 6, 100]),
+)
+def test_the_kinds_observed_last_are_kept_in_order(
+    answers: list[tuple[str, str, int | None]], max_keys: int
+) -> None:
+    lengths = OutputLengths(max_keys=max_keys)
+    kept: OrderedDict[tuple[Any, ...], None] = OrderedDict()
+    for model, tenant, prefix in answers:
+        lengths.observe(request(tenant, model=model), prefix, 30)
+        coarse = [(model, "chat", tenant), (model, "chat"), (model,)]
+        if len(kept) == max_keys:  # these are not to make room for a finer kind of the same answer
+            for known in reversed(coarse):
+                if known in kept:
+                    kept.move_to_end(known)
+        for kind in ([] if prefix is None else [(*coarse[0], prefix)]) + coarse:
+            if kind not in kept and len(kept) == max_keys:
+                kept.popitem(last=False)
+            kept[kind] = None
+            kept.move_to_end(kind)
+    kinds = json.loads(dump_output_lengths(lengths))["kinds"]
+    assert [tuple(key) for key, *_ in kinds] == list(kept)
 
 
 @settings(deadline=None)

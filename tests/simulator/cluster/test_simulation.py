@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 
@@ -195,3 +196,12 @@ def test_an_instance_that_holds_no_block_is_refused() -> None:
     scheduler = make_scheduler(spec, make_policy("slo"), OBJECTIVES)
     with pytest.raises(ValueError, match="do not hold a block of 512"):
         ClusterSimulation(scheduler, spec)
+
+
+def test_the_collector_works_again_after_a_simulation() -> None:
+    assert gc.isenabled()
+    simulation("2").run(workload(5))
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        simulation("2").run(workload(5), lambda: 1 // 0)
+    assert gc.isenabled()

@@ -34,3 +34,18 @@ def test_blocks_may_have_another_size_but_only_one() -> None:
     for read in (block_tokens_of, lambda records: list(requests_of(records))):
         with pytest.raises(ValueError, match=r"request 1 has blocks of 512 tokens, those before it of 16"):
             read(mixed)
+
+
+def test_a_long_trace_is_read_as_its_requests_alone_are() -> None:
+    ids = iter(range(10_000_000))
+    records = [
+        TraceRecord(float(n), blocks * BLOCK_TOKENS + 1, n, tuple(next(ids) for _ in range(blocks + 1)))
+        for n, blocks in enumerate(np.random.default_rng(3).integers(0, 5, 2_500).tolist())
+    ]
+    requests = list(requests_of(iter(records), speed=2.0))
+    assert [r.number for r in requests] == list(range(2_500))
+    assert [r.arrival_s for r in requests] == [n / 2 for n in range(2_500)]
+    for request, record in zip(requests, records, strict=True):
+        (alone,) = requests_of([record])
+        assert request.hashes.tolist() == alone.hashes.tolist()
+        assert (request.prompt_tokens, request.output_tokens) == (alone.prompt_tokens, alone.output_tokens)
