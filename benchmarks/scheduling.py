@@ -152,7 +152,7 @@ def together(batch: int, instances: int, rounds: int) -> dict[str, float]:
         behind_s = np.zeros(instances)
         apart_s = 0.0
         for c in candidates:
-            costs = c.ttft_s + c.inflicted_s + behind_s
+            costs = c.ttft_s + c.inflicted_s + c.eviction_s + behind_s
             rank = int(costs.argmin())
             apart_s += float(costs[rank])
             behind_s[rank] += c.prefill_s[rank]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from cache_index import Tier
 from conductor.cluster import Cluster, InstanceState, PendingPrefill, RankState
 from conductor.costs import Calibration, InstanceClass
+from conductor.costs import kernels as k
 from conductor.explanation import PlacementRecord
 from conductor.prefix_lookup import PrefixLookup
 
@@ -61,13 +63,17 @@ class Books:
             prefill_s if whole else 0.0,
             record.output_tokens,
             objective_s,
-            long=record.queue_s > 0.0 or prefill_s + placement.predicted_tbt_s > objective_s,
+            long=k.is_long(candidates.seconds.item(k.STEP_S, record.choice.prefill), objective_s),
         )
         rank.placements += 1
         if not whole:
             decode.placements += 1
             self._cluster.write(rank)
         self._cluster.settle(decode, self._tbt_share, now_s)
+        if not whole:
+            self._cluster.store(rank, request.prompt_tokens - placement.overlap_tokens, now_s)
+        held = candidates.held.item(record.choice.decode, Tier.DEVICE)
+        self._cluster.store(decode, request.prompt_tokens - held + record.output_tokens, now_s)
         if record.peer is not None:
             self.transfer(record, record.peer, rank)
         if record.cache_group is not None:

@@ -22,7 +22,7 @@ NO_ROW = -1
 
 # They write a rank's books and its gauges into its row of the load table, in a quarter of an assignment's time.
 _pack_books: Final[Callable[..., None]] = Struct(f"{t.HARM}d").pack_into
-_pack_gauges: Final[Callable[..., None]] = Struct(f"{t.LOAD_COLUMNS - t.REPORTED_RUNNING}d").pack_into
+_pack_gauges: Final[Callable[..., None]] = Struct(f"{t.STORED_TOKENS - t.REPORTED_RUNNING}d").pack_into
 MAY_TRY: Final = "the suspension is over; one request may try"
 _ROW_BYTES: Final = 8 * t.LOAD_COLUMNS
 _GAUGES_BYTES: Final = 8 * t.REPORTED_RUNNING  # before them in a row
@@ -351,6 +351,11 @@ class Cluster:
             tables = self.tables
             rank.write(tables.loads)
             rank.exposure.write(tables, rank.row, tbt_share, now_s)
+
+    def store(self, rank: RankState, tokens: int, now_s: float) -> None:
+        """To be called when a placement will leave so many more tokens in a rank's cache."""
+        if rank.row != NO_ROW:
+            self.tables.store(rank.row, tokens, now_s)
 
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""

@@ -160,6 +160,11 @@ class Estimates(Candidates):
         return row
 
     @property
+    def eviction_s(self) -> Floats:
+        row: Floats = self.seconds[k.EVICTION_S]
+        return row
+
+    @property
     def harm(self) -> Floats:
         row: Floats = self.seconds[k.HARM]
         return row

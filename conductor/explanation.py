@@ -147,6 +147,7 @@ def explain(record: PlacementRecord, now_s: float, limit: int | None = None) -> 
             **plan_and_prediction(record)["predicted"],
             "wait_for_memory_ms": _ms(float(c.wait_s[record.choice.decode])),
             "inflicted_ms": _ms(float(c.inflicted_s[record.choice.prefill])),
+            "eviction_ms": _ms(float(c.eviction_s[record.choice.prefill])),
             "harmed_requests": round(float(c.harm[record.choice.prefill]), 4),
         },
         "objectives": {"ttft_ms": _ms(c.ttft_objective_s), "tbt_ms": _ms(c.tbt_objective_s)},
@@ -247,6 +248,7 @@ def _candidates(record: PlacementRecord, c: Candidates, positions: Ints) -> list
         "prefill_ms": _all_ms(c.prefill_s[positions]),
         "ttft_ms": _all_ms(c.ttft_s[positions]),
         "inflicted_ms": _all_ms(c.inflicted_s[positions]),
+        "eviction_ms": _all_ms(c.eviction_s[positions]),
         "harmed_requests": c.harm[positions].round(4).tolist(),
         "hand_off_ms": [
             ms if role == DECODE else None

@@ -34,7 +34,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    cost_s: Floats  # [request, rank]: TTFT, inflicted delay and harm were it alone; inf where it cannot go
+    cost_s: Floats  # [request, rank]: TTFT, delay of others and harm were it alone; inf where it cannot go
     prefill_s: Floats  # [request, rank]: by how much those behind it wait longer
 
 
@@ -62,6 +62,7 @@ def _problem(batch: Sequence[Candidates]) -> _Problem:
             + c.prefill_s
             + np.where(c.is_mixed, c.wait_s, 0.0)
             + c.inflicted_s
+            + c.eviction_s
             + c.harm * c.ttft_objective_s
             for c in batch
         ]

@@ -243,6 +243,7 @@ class Scheduler:
             self._assumed.forget(rank.holder)
             self.index.clear(rank.holder)
             self.cluster.report(rank, None)
+            self.cluster.tables.empty(rank.row)
 
     def add_instance(self, instance: InstanceState) -> None:
         """A new instance, which is no candidate until `instance_up`. Raises ValueError as `Cluster.add` does."""

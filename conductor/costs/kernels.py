@@ -36,7 +36,17 @@ SOURCES: Final = 4  # peers that a plan may fetch from, the longest prefixes of 
 # What a second of prefill costs others: whoever comes next anywhere, and those who will queue behind it, for whom
 # the queue now stands in.
 WORK_WEIGHT: Final = 0.1
-QUEUE_DELAY_WEIGHT: Final = 0.5
+QUEUE_DELAY_WEIGHT: Final = 1.0
+# And by what it evicts, on a rank that fills its whole device tier in STORED_MEMORY_S: as much is computed again
+# later, and later turns of a conversation that has moved follow it. Where less than SPARE of that memory is free
+# of requests under way, what is stored makes them wait as well, and the price is that of the room left.
+EVICTION_WEIGHT: Final = 10.0
+SPARE: Final = 0.3
+LEAST_SPARE: Final = 0.03
+
+# Steps are filled up by prompts that nobody has sent yet: one that is to last for half a TBT objective may already
+# exceed it, one of the whole objective is taken to.
+LONG: Final = 0.5
 
 # ---- rows of the estimates in seconds ----
 QUEUE_S: Final = 0
@@ -47,7 +57,9 @@ WAIT_S: Final = 4  # until the KV of the request fits, were it decoded here
 INFLICTED_S: Final = 5
 KV_S_PER_TOKEN: Final = 6  # receiving it, over a link as wide as any
 HARM: Final = 7  # requests aboard that the prefill would make miss their TBT objective; no seconds
-SECONDS_ROWS: Final = 8
+STEP_S: Final = 8  # the longest that carries the prefill
+EVICTION_S: Final = 9
+SECONDS_ROWS: Final = 10
 
 # ---- rows of the plans ----
 PLAN_TOKENS: Final = 0
@@ -73,6 +85,25 @@ def queue_s(loads: Floats, row: int, now_s: float) -> float:
             rest = max(rest + head, 0.0)  # it ended as predicted, and those behind it went on
         head = 0.0
     return float(head + max(rest, 0.0))
+
+
+def is_long(step_s: float, tbt_objective_s: float) -> bool:
+    """Whether a step that carries a prefill may last longer than a TBT objective."""
+    return step_s > LONG * tbt_objective_s
+
+
+@_kernel
+def _evicted(loads: Floats, row: int, capacity: float, now_s: float) -> float:
+    """Seconds of others' that a second of prefill costs by what it evicts."""
+    stored = loads[row, t.STORED_TOKENS]
+    if stored <= 0.0 or capacity <= 0.0:
+        return 0.0
+    stored *= math.exp((loads[row, t.STORED_AT_S] - now_s) / t.STORED_MEMORY_S)
+    usage = loads[row, t.REPORTED_USAGE]
+    if usage < 0.0:
+        usage = loads[row, t.CONTEXT_TOKENS] / capacity
+    scarcity = max((SPARE + LEAST_SPARE) / (max(1.0 - usage, 0.0) + LEAST_SPARE), 1.0)
+    return float(EVICTION_WEIGHT * scarcity * min(stored / capacity, 1.0))
 
 
 @_kernel
@@ -214,7 +245,8 @@ def estimate(
     begin_tokens, begin_fetch_s = np.zeros(TIERS), np.zeros(TIERS)  # where a fetch from a peer may begin
     queues, prefills, fetches = seconds[QUEUE_S], seconds[PREFILL_S], seconds[FETCH_S]
     steps, waits, inflicted = seconds[TBT_S], seconds[WAIT_S], seconds[INFLICTED_S]
-    kv_s_per_token, harms = seconds[KV_S_PER_TOKEN], seconds[HARM]
+    kv_s_per_token, harms, longest = seconds[KV_S_PER_TOKEN], seconds[HARM], seconds[STEP_S]
+    evictions = seconds[EVICTION_S]
     plan_tokens, plan_local, plan_peer = plans[PLAN_TOKENS], plans[PLAN_LOCAL], plans[PLAN_PEER]
     placed = plans[PLACED]
     # The terms of one class, read again only when the class changes: the stores below might alias the tables.
@@ -312,7 +344,11 @@ def estimate(
                             best_local, best_peer = low, j
 
         capacity = float(ranks[row, t.CAPACITY_TOKENS])
-        excess = context + n + output_tokens - capacity
+        # The books count a prefix for each request that shares it; the engine once.
+        used = context
+        if loads[row, t.REPORTED_USAGE] >= 0.0:
+            used = min(used, loads[row, t.REPORTED_USAGE] * capacity + loads[row, t.PENDING_TOKENS])
+        excess = used + n - device + output_tokens - capacity
         wait_s = 0.0
         if excess > 0.0 and context > 0.0:
             # Decodes aboard end, evenly, within a life of theirs, which is taken to be this request's own.
@@ -324,10 +360,21 @@ def estimate(
         steps[i] = tbt_s
         waits[i] = wait_s
         inflicted[i] = own_s * (WORK_WEIGHT + QUEUE_DELAY_WEIGHT * loads[row, t.PENDING_PREFILLS])
-        harms[i] = 0.0
+        evictions[i] = own_s * _evicted(loads, row, capacity, now_s)
+        # The longest step is its last one, filled up by the prompts before it as far as the budget goes.
+        todo = n - best_tokens
+        last = min(todo, chunk)
+        others = loads[row, t.PENDING_TOKENS]
+        prompts_s = a * last + b * last * (2.0 * n - last) + base
+        if others > 0.0:
+            share = min((chunk - last) / others, 1.0)
+            prompts_s += share * (a * others + base * loads[row, t.PENDING_PREFILLS])
+        prompts_s *= scale
+        step_s = max(decode_base, prompts_s) + aboard_s
+        longest[i] = step_s
         # A step that is no longer than the objective itself is no long gap.
-        if decodes > 0.0 and (loads[row, t.PENDING_PREFILLS] > 0.0 or own_s + tbt_s > tbt_objective_s):
-            harms[i] = _harm(loads, row, own_s)
+        likely = min((step_s / tbt_objective_s - LONG) / (1.0 - LONG), 1.0)
+        harms[i] = likely * _harm(loads, row, own_s) if decodes > 0.0 and likely > 0.0 else 0.0
         plan_tokens[i] = int(best_tokens)
         plan_local[i] = int(best_local)
         plan_peer[i] = best_peer

@@ -6,6 +6,7 @@ when a request is placed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from struct import Struct
 from typing import Final, TypeVar
@@ -42,7 +43,13 @@ HARM_AT_S: Final = (0.05, 0.2, 0.8, 3.2)  # each four times the one before it
 REPORTED_RUNNING: Final = HARM + len(HARM_AT_S)  # by the engine; -1 unknown
 REPORTED_WAITING: Final = REPORTED_RUNNING + 1
 REPORTED_USAGE: Final = REPORTED_RUNNING + 2
-LOAD_COLUMNS: Final = REPORTED_RUNNING + 3
+STORED_TOKENS: Final = (
+    REPORTED_RUNNING + 3
+)  # that placements left in the device tier, fading by STORED_MEMORY_S
+STORED_AT_S: Final = REPORTED_RUNNING + 4  # as of when
+LOAD_COLUMNS: Final = REPORTED_RUNNING + 5
+
+STORED_MEMORY_S: Final = 300.0  # about as long as people take to come back
 
 # ---- columns of the rank table (int64) ----
 CLASS: Final = 0
@@ -93,6 +100,16 @@ class ClusterTables:
         self.loads[row] = 0.0
         self.loads[row, REPORTED_RUNNING : REPORTED_USAGE + 1] = -1.0
         self.ranks[row] = 0
+
+    def store(self, row: int, tokens: int, now_s: float) -> None:
+        """A placement will leave so many more tokens in the device tier."""
+        load = self.loads[row]
+        faded = load[STORED_TOKENS] * math.exp((load[STORED_AT_S] - now_s) / STORED_MEMORY_S)
+        load[STORED_TOKENS], load[STORED_AT_S] = faded + tokens, now_s
+
+    def empty(self, row: int) -> None:
+        """What was in the device tier is lost."""
+        self.loads[row, STORED_TOKENS] = 0.0
 
     def class_id(self, instance_class: InstanceClass) -> int:
         """The row of a class, by its name; added when it is new."""

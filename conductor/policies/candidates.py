@@ -213,6 +213,11 @@ class Candidates(Protocol):
         ...
 
     @property
+    def eviction_s(self) -> Floats:
+        """What others will compute again, or wait for, because a prefill here takes room in the cache."""
+        ...
+
+    @property
     def harm(self) -> Floats:
         """Requests aboard that a prefill here would make miss their TBT objective, as expected."""
         ...

@@ -10,13 +10,13 @@ from conductor.policies.slo_kernel import choose
 
 
 class Slo:
-    """Minimise the objectives missed, by this request and by those aboard, and beside them TTFT, TBT and delay.
+    """Minimise objectives missed, by this request and those aboard; beside them TTFT, TBT and cost to others.
 
     A missed objective, this request's TTFT or another's TBT, counts 1, and what may be missed by its chance. TTFT
-    counts as a fraction of its objective, TBT as the square of its, the delay inflicted on others as a fraction of
-    the TTFT objective. Prefix plan, queue, interference, hand-off over the link between the
-    two ranks and decode step are those of `Candidates`; prefill and decode rank are chosen together. A decode
-    rank that would compute at most ``decode_prefill_tokens`` may prefill itself, which saves the hand-off
+    counts as a fraction of its objective, TBT as the square of its, the delay inflicted on others and the cost of
+    what is evicted as fractions of the TTFT objective. Prefix plan, queue, interference, hand-off over the link
+    between the two ranks and decode step are those of `Candidates`; prefill and decode rank are chosen together.
+    A decode rank that would compute at most ``decode_prefill_tokens`` may prefill itself, which saves the hand-off
     (conditional disaggregation); 0 forbids it.
     """
 

@@ -27,7 +27,7 @@ _FEW: Final = 4  # prefill ranks that are paired with every decode rank, where l
 def _score(
     ttft_s: float,
     tbt_s: float,
-    inflicted_s: float,
+    others_s: float,
     harm: float,
     ttft_objective_s: float,
     tbt_objective_s: float,
@@ -35,7 +35,7 @@ def _score(
     ttft, tbt = ttft_s / ttft_objective_s, tbt_s / tbt_objective_s
     missed = min(max((ttft - _SURE) / _UNSURE, 0.0), 1.0) + harm  # objectives, this request's and others'
     # Every second of TTFT is felt; of TBT, what is far below the objective hardly is.
-    return float(missed + ttft + tbt * tbt + inflicted_s / ttft_objective_s)
+    return float(missed + ttft + tbt * tbt + others_s / ttft_objective_s)
 
 
 _score = cached_njit(_score, _DIRECTORY)
@@ -72,7 +72,8 @@ def choose(
         seconds[k.TBT_S],
         seconds[k.WAIT_S],
     )
-    inflicted_s, harm, kv_s_per_token = seconds[k.INFLICTED_S], seconds[k.HARM], seconds[k.KV_S_PER_TOKEN]
+    inflicted_s, eviction_s = seconds[k.INFLICTED_S], seconds[k.EVICTION_S]
+    harm, kv_s_per_token = seconds[k.HARM], seconds[k.KV_S_PER_TOKEN]
     plan_tokens, placements = plans[k.PLAN_TOKENS], plans[k.PLACED]
     best, best_prefill, best_decode = np.inf, -1, -1
     decodes = 0  # bits of the protocols that have a decode rank
@@ -91,13 +92,15 @@ def choose(
             and prompt_tokens - plan_tokens[i] <= decode_prefill_tokens
             and not joint_protocols >> protocol[i] & 1
         ):
+            others_s = inflicted_s[i] + eviction_s[i]
             score = _score(
-                start_s + wait_s[i], tbt_s[i], inflicted_s[i], harm[i], ttft_objective_s, tbt_objective_s
+                start_s + wait_s[i], tbt_s[i], others_s, harm[i], ttft_objective_s, tbt_objective_s
             )
             if score < best - _SAME or (score <= best + _SAME and placements[i] < placements[best_prefill]):
                 best, best_prefill, best_decode = score, i, i
         if role == PREFILL and decodes >> protocol[i] & 1:
-            key = _score(start_s, 0.0, inflicted_s[i], harm[i], ttft_objective_s, tbt_objective_s)
+            others_s = inflicted_s[i] + eviction_s[i]
+            key = _score(start_s, 0.0, others_s, harm[i], ttft_objective_s, tbt_objective_s)
             at = _FEW
             while at > 0 and (
                 key < few_key[at - 1] - _SAME
@@ -143,7 +146,7 @@ def choose(
             score = _score(
                 start_s + max(hand_off_s, wait_s[j]),
                 tbt_s[j],
-                inflicted_s[i],
+                inflicted_s[i] + eviction_s[i],
                 harm[i],
                 ttft_objective_s,
                 tbt_objective_s,

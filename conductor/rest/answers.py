@@ -51,6 +51,7 @@ class Prediction(Answer):
     output_tokens: int
     wait_for_memory_ms: float | None = None
     inflicted_ms: float | None = None
+    eviction_ms: float | None = None
     harmed_requests: float | None = None
 
 
@@ -82,6 +83,7 @@ class Candidate(Answer):
     prefill_ms: float
     ttft_ms: float
     inflicted_ms: float
+    eviction_ms: float
     harmed_requests: float
     hand_off_ms: float | None
     wait_for_memory_ms: float

@@ -5,6 +5,7 @@ import pytest
 from cluster_factory import make_scheduler, request
 
 from conductor.catalogue import LLAMA_8B_H100
+from conductor.costs import tables as t
 from conductor.placement import Placement, Usage
 from conductor.scheduler import Scheduler
 
@@ -47,6 +48,35 @@ def test_a_prefill_elsewhere_harms_nobody() -> None:
     scheduler = make_scheduler("pd")
     begun(scheduler, 0.0, seed=1)
     assert harm(scheduler, 0.0) == 0.0
+
+
+def stored(scheduler: Scheduler) -> dict[str, float]:
+    loads = scheduler.cluster.tables.loads
+    return {
+        instance.instance_id: float(loads[instance.ranks[0].row, t.STORED_TOKENS])
+        for instance in scheduler.cluster
+    }
+
+
+def test_what_placements_leave_in_caches_is_in_the_books_until_the_instance_dies() -> None:
+    scheduler = make_scheduler("mm")
+    placement = scheduler.place(request(seed=1), 0.0)
+    here = placement.prefill.instance_id
+    record = scheduler.find(placement.placement_id)
+    assert record is not None
+    assert stored(scheduler)[here] == 1024 + record.output_tokens
+    assert sum(stored(scheduler).values()) == stored(scheduler)[here]
+    scheduler.instance_down(here, "it died")
+    assert stored(scheduler)[here] == 0.0
+
+
+def test_both_ranks_of_a_pair_store_the_prompt() -> None:
+    scheduler = make_scheduler("pd")
+    placement = scheduler.place(request(seed=1), 0.0)
+    record = scheduler.find(placement.placement_id)
+    assert record is not None
+    assert stored(scheduler)[placement.prefill.instance_id] == 1024
+    assert stored(scheduler)[placement.decode.instance_id] == 1024 + record.output_tokens
 
 
 def test_the_pace_of_decoding_is_learned_without_the_prefills_beside_it() -> None:

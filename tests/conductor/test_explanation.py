@@ -88,6 +88,7 @@ def test_every_candidate_is_told_as_it_was_estimated(busy: Scheduler) -> None:
         assert each["prefill_ms"] == pytest.approx(1e3 * c.prefill_s[i], abs=1e-3)
         assert each["tbt_ms"] == pytest.approx(1e3 * c.tbt_s[i], abs=1e-3)
         assert each["inflicted_ms"] == pytest.approx(1e3 * c.inflicted_s[i], abs=1e-3)
+        assert each["eviction_ms"] == pytest.approx(1e3 * c.eviction_s[i], abs=1e-3)
         assert each["harmed_requests"] == pytest.approx(c.harm[i], abs=1e-4)
         assert list(each["cached_tokens"].values()) == c.local_tokens[:, i].tolist()
         assert each["overlap_tokens"] == each["cached_tokens"][Tier.DEVICE.name.lower()]

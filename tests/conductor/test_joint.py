@@ -38,6 +38,13 @@ def test_those_aboard_are_spared_where_the_detour_is_short() -> None:
     assert spared.ranks == [1]
 
 
+def test_what_is_cached_is_spared_where_the_detour_is_short() -> None:
+    c = make_candidates("mm", queue_s=[0.0, 0.4], prefill_s=[0.2, 0.2], eviction_s=[0.5, 0.0])
+    spared = assign([c])
+    assert spared is not None
+    assert spared.ranks == [1]
+
+
 def test_a_request_that_can_go_nowhere_is_left_to_be_refused() -> None:
     assert assign([make_candidates("m"), make_candidates("m", fits=[False])]) is None
 

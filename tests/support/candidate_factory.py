@@ -36,7 +36,9 @@ _FLOATS = (
     "prefill_s",
     "hand_off_s",
     "inflicted_s",
+    "eviction_s",
     "harm",
+    "step_s",
     "kv_usage",
     "wait_s",
 )
@@ -78,6 +80,8 @@ class HandMade(Candidates):
     tbt_s: Floats = field()
     wait_s: Floats = field()
     inflicted_s: Floats = field()
+    eviction_s: Floats = field()
+    step_s: Floats = field()
     harm: Floats = field()
     pending_prefills: Ints = field()
     pending_tokens: Ints = field()
@@ -105,6 +109,8 @@ class HandMade(Candidates):
             k.INFLICTED_S: self.inflicted_s,
             k.KV_S_PER_TOKEN: self.kv_s_per_token,
             k.HARM: self.harm,
+            k.STEP_S: self.step_s,
+            k.EVICTION_S: self.eviction_s,
         }
         return np.array([rows[row] for row in range(k.SECONDS_ROWS)])
 

@@ -245,7 +245,57 @@ def test_inflicted_delay_counts_whoever_comes_next_and_those_behind() -> None:
     rank.add_prefill("b", PendingPrefill(0.1, 16, observed=True), 0.0)
     cluster.write(rank)
     c = estimate(cluster)
-    assert c.inflicted_s[0] == pytest.approx(c.prefill_s[0] * (0.1 + 0.5))
+    assert c.inflicted_s[0] == pytest.approx(c.prefill_s[0] * (0.1 + 1.0))
+
+
+def test_a_prefix_that_requests_share_takes_its_room_once() -> None:
+    cluster = make_cluster(capacity_blocks=1000)  # 16,000 tokens
+    rank = cluster["i0"].ranks[0]
+    for name in ("a", "b"):
+        rank.add_decode(name, 8000)
+    cluster.write(rank)
+    alone = estimate(cluster, 8000, {0: everywhere(490)}, output_tokens=100)
+    assert alone.wait_s[0] == pytest.approx(
+        (16_000 + 8000 - 7840 + 100 - 16_000) / 16_000 * 100 * alone.tbt_s[0]
+    )
+    cluster.report(rank, ReportedLoad(running=2, waiting=0, kv_usage=0.6, at_s=0.0))
+    assert estimate(cluster, 8000, {0: everywhere(490)}, output_tokens=100).wait_s[0] == 0.0
+
+
+def test_what_is_evicted_costs_by_what_was_stored_lately() -> None:
+    cluster = make_cluster(2, capacity_blocks=1000)  # 16,000 tokens
+    rank = cluster["i0"].ranks[0]
+    assert estimate(cluster).eviction_s.tolist() == [0.0, 0.0]
+    cluster.store(rank, 4000, 0.0)
+    c = estimate(cluster)
+    assert c.eviction_s[1] == 0.0
+    assert c.eviction_s[0] == pytest.approx(c.prefill_s[0] * 10.0 * 4000 / 16_000)
+    later = estimate(cluster, now_s=300.0)
+    assert later.eviction_s[0] == pytest.approx(c.eviction_s[0] / np.e)
+    cluster.store(rank, 4000, 300.0)
+    assert estimate(cluster, now_s=300.0).eviction_s[0] == pytest.approx(c.eviction_s[0] * (1.0 + 1.0 / np.e))
+    for _ in range(9):
+        cluster.store(rank, 4000, 300.0)
+    full = estimate(cluster, now_s=300.0)
+    assert full.eviction_s[0] == pytest.approx(10.0 * full.prefill_s[0]), "no more than everything is evicted"
+
+
+def test_what_is_evicted_costs_more_where_requests_under_way_leave_little_room() -> None:
+    cluster = make_cluster(capacity_blocks=1000)
+    rank = cluster["i0"].ranks[0]
+    cluster.store(rank, 4000, 0.0)
+    costs = {}
+    for usage in (0.0, 0.7, 0.85, 1.0):
+        cluster.report(rank, ReportedLoad(running=2, waiting=0, kv_usage=usage, at_s=0.0))
+        costs[usage] = estimate(cluster).eviction_s.item(0)
+    assert costs[0.7] == pytest.approx(costs[0.0])
+    assert costs[0.85] == pytest.approx(costs[0.0] * 0.33 / 0.18)
+    assert costs[1.0] == pytest.approx(costs[0.0] * 11.0)
+    cluster.report(rank, None)
+    rank.add_decode("a", 13_600)
+    cluster.write(rank)
+    reserved = estimate(cluster)
+    assert reserved.eviction_s[0] / reserved.prefill_s[0] == pytest.approx(10.0 * 0.25 * 0.33 / 0.18)
 
 
 def test_harm_is_read_off_between_the_prefills_it_was_told_for() -> None:
@@ -262,19 +312,22 @@ def test_harm_is_read_off_between_the_prefills_it_was_told_for() -> None:
         assert 0.0 < c.harm[0] == pytest.approx(told)
 
 
-def test_a_step_within_the_objective_harms_nobody() -> None:
+def test_a_step_well_within_the_objective_harms_nobody() -> None:
     cluster = make_cluster()
     rank = cluster["i0"].ranks[0]
     rank.add_decode("a", 10)
     rank.exposure.placed("a", 0.0, 100, 0.05, long=False)
     cluster.write(rank)
     cluster.expose(rank, 0.1, 0.0)
-    short = estimate(cluster, 1000)
-    assert short.prefill_s[0] + short.tbt_s[0] < 0.05
+    short, middle = estimate(cluster, 600), estimate(cluster, 1200)
+    assert short.prefill_s[0] + short.tbt_s[0] < 0.03
     assert short.harm[0] == 0.0
-    rank.add_prefill("b", PendingPrefill(0.1, 16, observed=True), 0.0)
+    likely = np.interp(middle.prefill_s[0], [0.025, 0.05], [0.0, 1.0])
+    told = np.interp(middle.prefill_s[0], [0.0, 0.05], [0.0, cluster.tables.loads[rank.row, t.HARM]])
+    assert middle.harm[0] == pytest.approx(likely * told), "others may fill its step up"
+    rank.add_prefill("b", PendingPrefill(0.1, 4000, observed=True), 0.0)
     cluster.write(rank)
-    assert estimate(cluster, 1000).harm[0] > 0.0, "behind another it shares a step with that one"
+    assert estimate(cluster, 600).harm[0] > 0.0, "behind another it shares a step with that one"
 
 
 def test_gauges_of_the_engine_are_passed_on() -> None:

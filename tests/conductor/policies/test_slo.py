@@ -44,6 +44,12 @@ def test_slo_charges_the_delay_inflicted_on_others() -> None:
     assert make_policy("slo").choose(c) == Choice(1, 1)
 
 
+def test_slo_charges_what_is_evicted() -> None:
+    for roles, spared in (("mm", Choice(1, 1)), ("ppd", Choice(1, 2))):
+        costs = {"prefill_s": [0.2, 0.25, 0.0][: len(roles)], "eviction_s": [0.3, 0.0, 0.0][: len(roles)]}
+        assert Slo().choose(_candidates(roles, **costs)) == spared
+
+
 def test_slo_spares_those_aboard_and_prefers_a_rank_where_nobody_can_be_harmed() -> None:
     c = _candidates("mm", prefill_s=[0.2, 0.2], queue_s=[0.0, 0.5], harm=[0.8, 0.0])
     assert make_policy("slo").choose(c) == Choice(1, 1)
@@ -123,9 +129,9 @@ def _score(c: Candidates, prefill: int, decode: int) -> float:
         then_s = max(then_s, _hand_off_s(c, prefill, decode))
     ttft = (start_s + then_s) / c.ttft_objective_s
     tbt = float(c.tbt_s[decode]) / c.tbt_objective_s
-    inflicted = float(c.inflicted_s[prefill]) / c.ttft_objective_s
+    others = float(c.inflicted_s[prefill] + c.eviction_s[prefill]) / c.ttft_objective_s
     missed = min(max((ttft - 0.8) / 0.4, 0.0), 1.0) + float(c.harm[prefill])
-    return missed + ttft + tbt * tbt + inflicted
+    return missed + ttft + tbt * tbt + others
 
 
 @settings(max_examples=200, deadline=None)
@@ -143,6 +149,7 @@ def test_slo_finds_the_best_of_all_pairs(data: st.DataObject) -> None:
         queue_s=column(st.floats(0, 2)),
         prefill_s=column(st.floats(0, 2)),
         inflicted_s=column(st.floats(0, 2)),
+        eviction_s=column(st.floats(0, 2)),
         harm=column(st.floats(0, 2)),
         wait_s=column(st.floats(0, 1)),
         tbt_s=column(st.floats(0, 0.1)),
