@@ -34,6 +34,7 @@ from conductor.tier_planner.sites import Site, Sites
 
 YIELDS: Final = 0.02  # of a full site
 LEAST_CHANCE: Final = 0.05  # of a next turn soon, for a prefetch to be thought of
+CHECKED_AT_ONCE: Final = 8
 LOOK_AGAIN_S: Final = 10.0  # at a conversation that was not worth a prefetch
 ALL_KINDS: Final = frozenset(ActionKind)
 FILLS: Final = frozenset({ActionKind.REPLICATE, ActionKind.PROMOTE, ActionKind.PREFETCH, ActionKind.DEMOTE})
@@ -49,7 +50,7 @@ class PlannerSettings:
     every_s: float = 1.0
     hold_s: float = 60.0
     looks: int = 50  # conversations looked at in a round for a prefetch
-    checks: int = 4  # segments of each site that are looked up in a round
+    checks: int = 32  # sites of which some segments are looked up in a round
     segments: int = 100_000  # that are remembered
 
 
@@ -79,6 +80,7 @@ class TierPlanner:
         self._outlook = Outlook(cluster, index, Sites(cluster, sites), tree, self._returns, self._can)
         self._notes: deque[tuple[PlacementRecord, float]] = deque()
         self._contents: dict[Place, dict[Segment, None]] = {site.place: {} for site in self._outlook.sites}
+        self._to_check = deque(self._contents)
         self._away: dict[
             tuple[int, Place], float
         ] = {}  # what was dropped, by last block: until when it stays so
@@ -217,8 +219,11 @@ class TierPlanner:
 
     def _notice_lost(self, now_s: float) -> None:
         """Some of what sites are taken to have is looked up: engines drop blocks by themselves, too."""
-        for place, segments in self._contents.items():
-            for segment in list(islice(segments, self.settings.checks)):
+        for _ in range(min(self.settings.checks, len(self._contents))):
+            place = self._to_check[0]
+            self._to_check.rotate(-1)
+            segments = self._contents[place]
+            for segment in list(islice(segments, CHECKED_AT_ONCE)):
                 del segments[segment]
                 there = self._outlook.held(segment.prefix, segment.stop).blocks(place) > segment.start
                 if there or segment.held_at[place].held_until_s > now_s:  # it may be on its way

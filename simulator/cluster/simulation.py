@@ -17,6 +17,7 @@ import numpy as np
 from cache_index import Holder, Namespace, Tier
 from conductor.cluster import ReportedLoad
 from conductor.dispatcher import Dispatcher
+from conductor.link_budgets import LinkBudget
 from conductor.placement import (
     FailureKind,
     Held,
@@ -57,7 +58,7 @@ class ClusterSimulation:
     """One trace through the scheduler that `make_scheduler` made of the same cluster and ``block_tokens``.
 
     A ``dispatcher`` over that scheduler may hold requests back; without one they are placed as they arrive. A
-    ``tier_planner`` moves, keeps and drops what slower tiers and pools hold.
+    ``tier_planner`` moves, keeps and drops what slower tiers and pools hold, within ``action_budget`` of each link.
     ``step_by_step`` never takes two steps of an engine at once: slow, and the oracle of the closed form.
     Raises ValueError for an instance, a tier of one or a pool that does not hold a block.
     """
@@ -71,6 +72,7 @@ class ClusterSimulation:
         block_tokens: int = BLOCK_TOKENS,
         step_by_step: bool = False,
         tier_planner: TierPlannerConfig | None = None,
+        action_budget: LinkBudget = LinkBudget(),
     ) -> None:
         for store in stores_of(cluster):
             if store.capacity_tokens < block_tokens:
@@ -91,6 +93,7 @@ class ClusterSimulation:
         self._next_poll_s = 0.0
         self._looks = Looks(tuple(self._numbers))
         self._tier_planner = tier_planner
+        self._action_budget = action_budget
         self._tiers: TierActions | None = None
 
     def run(self, requests: Iterable[Request], on_end: Callable[[], None] = lambda: None) -> Simulated:
@@ -125,6 +128,7 @@ class ClusterSimulation:
         if self._tier_planner is not None:
             self._tiers = TierActions(
                 self._tier_planner,
+                self._action_budget,
                 self._cluster,
                 self.scheduler,
                 self.engines,

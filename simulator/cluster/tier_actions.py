@@ -8,7 +8,7 @@ from cache_index import Holder, Tier
 from conductor.action_ledger import ActionLedger, LedgerLimits
 from conductor.actions import ActionKind, Place, TierAction
 from conductor.explanation import PlacementRecord
-from conductor.link_budgets import LinkBudgets
+from conductor.link_budgets import LinkBudget, LinkBudgets
 from conductor.scheduler import Scheduler
 from conductor.tier_planner import Site, TierPlanner
 from conductor.tier_planner_config import TierPlannerConfig
@@ -53,6 +53,7 @@ class TierActions:
     def __init__(
         self,
         config: TierPlannerConfig,
+        budget: LinkBudget,
         cluster: ClusterSpec,
         scheduler: Scheduler,
         engines: Engines,
@@ -63,7 +64,7 @@ class TierActions:
         self._planner = TierPlanner(
             scheduler.cluster, scheduler.index, sites_of(cluster), can_do, config.settings()
         )
-        self._ledger = ActionLedger(LinkBudgets(config.budget()), LIMITS, self._planner.free_bytes)
+        self._ledger = ActionLedger(LinkBudgets(budget), LIMITS, self._planner.free_bytes)
         self._engines = engines
         self._store_of = {Place(*holder): store for store, holder in enumerate(holders)}
         # The last hash of a prompt names all of it.

@@ -96,6 +96,7 @@ def simulate(
         block_tokens=workload.block_tokens,
         step_by_step=step_by_step,
         tier_planner=scheduling.tier_planner if scheduling.tier_planner.enabled else None,
+        action_budget=scheduling.tier_planner.budget(),
     )
     return simulation.run(workload.requests, on_end)
 
