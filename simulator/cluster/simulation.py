@@ -72,7 +72,7 @@ class ClusterSimulation:
         block_tokens: int = BLOCK_TOKENS,
         step_by_step: bool = False,
         tier_planner: TierPlannerConfig | None = None,
-        action_budget: LinkBudget = LinkBudget(),
+        action_budget: LinkBudget | None = None,
     ) -> None:
         for store in stores_of(cluster):
             if store.capacity_tokens < block_tokens:
@@ -93,7 +93,7 @@ class ClusterSimulation:
         self._next_poll_s = 0.0
         self._looks = Looks(tuple(self._numbers))
         self._tier_planner = tier_planner
-        self._action_budget = action_budget
+        self._action_budget = action_budget or LinkBudget()
         self._tiers: TierActions | None = None
 
     def run(self, requests: Iterable[Request], on_end: Callable[[], None] = lambda: None) -> Simulated:
@@ -155,7 +155,7 @@ class ClusterSimulation:
             if arrival is not None and arrival.arrival_s <= now_s:
                 self._tell_index()
                 while arrival is not None and arrival.arrival_s <= now_s:
-                    self._ask(arrival, _asked(arrival, self._block_tokens), 0, now_s)
+                    self._ask(arrival, placement_request(arrival, self._block_tokens), 0, now_s)
                     arrival = next(arrivals, None)
             if self._held:
                 self._tell_index()
@@ -351,7 +351,7 @@ class ClusterSimulation:
                 self._lost(victim.request, Outcome.FAILED, victim.retries)
                 continue
             asked = msgspec.structs.replace(
-                _asked(victim.request, self._block_tokens),
+                placement_request(victim.request, self._block_tokens),
                 excluded=frozenset({name}),
                 retry_of=victim.placement.placement_id,
                 arrived_s=victim.request.arrival_s,
@@ -380,7 +380,8 @@ class ClusterSimulation:
             self.scheduler.report_load(name, 0, load)
 
 
-def _asked(request: Request, block_tokens: int) -> PlacementRequest:
+def placement_request(request: Request, block_tokens: int = BLOCK_TOKENS) -> PlacementRequest:
+    """A simulated request as the scheduler is asked for it: by its hashes alone."""
     return PlacementRequest(
         str(request.number),
         MODEL,
