@@ -250,9 +250,8 @@ def main() -> None:
         )
     first = results[0]
     for name in ("mean_ttft_s", "p90_ttft_s"):
-        print(
-            f"{name} of its first {few} requests, simulated: planner off {first[name]['off']}, on {first[name]['on']}"
-        )
+        off, on = first[name]["off"], first[name]["on"]
+        print(f"{name} of its first {few} requests, simulated: planner off {off}, on {on}")
     print(
         f"planner at 1,000 instances and 200 requests/s: {first['planner_cores_1000_instances']:.3f} of a core"
     )
