@@ -36,6 +36,7 @@ def drain(
             now_s + SAVED_FOR_S,
             f"{leaving.instance_id} is leaving; used again within {SAVED_FOR_S:.0f} s with probability "
             f"{probability:.2f}",
+            now_s,
         )
         if proposal is not None:
             yield proposal

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from cache_index import CacheIndex, Holder, Tier
 from conductor.actions import ActionKind, Place, Prefix
 from conductor.cluster import Cluster, InstanceState
+from conductor.tier_planner.link_demand import LinkDemand
 from conductor.tier_planner.prefix_tree import PrefixTree
 from conductor.tier_planner.returns import Returns
 from conductor.tier_planner.sites import Sites, recompute_s
+from conductor.tier_planner.track_record import TrackRecord
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +34,8 @@ class Proposal:
     cost_s: float
     deadline_s: float
     reason: str
+    chance: float | None = None  # that a copy is used in time
+    rate: float = 0.0  # uses a second of what is dropped
 
 
 class Source(NamedTuple):
@@ -51,6 +55,8 @@ class Outlook:
     sites: Sites
     tree: PrefixTree
     returns: Returns
+    demand: LinkDemand
+    track_record: TrackRecord
     can: Callable[[ActionKind, Place | None, Place], bool]
 
     def held(self, prefix: Prefix, stop: int) -> Held:

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from typing import Final
 
 import numpy as np
 
-from cache_index import CacheIndex, sequence_hashes
+from cache_index import CacheIndex, Tier, sequence_hashes
 from conductor.action_ledger import ActionRecord, ActionState
 from conductor.actions import ActionKind, Place, Prefix, TierAction
 from conductor.cluster import Cluster, Health, InstanceState
 from conductor.explanation import PlacementRecord
+from conductor.placement import PlanSegment
 from conductor.tier_planner.draining import drain
 from conductor.tier_planner.hot_prefixes import HotPrefixes
+from conductor.tier_planner.link_demand import LinkDemand
 from conductor.tier_planner.outlook import Outlook, Proposal
 from conductor.tier_planner.pinning import Pins
 from conductor.tier_planner.prefetching import EXPECTED_WITHIN_S, prefetch
@@ -31,8 +34,10 @@ from conductor.tier_planner.retention import make_room
 from conductor.tier_planner.returns import Returns
 from conductor.tier_planner.selection import select
 from conductor.tier_planner.sites import Site, Sites
+from conductor.tier_planner.track_record import TrackRecord
 
 YIELDS: Final = 0.02  # of a full site
+WORTH_ROOM: Final = 2.0  # times as much as what was dropped last, at least, is what is brought in its place
 LEAST_CHANCE: Final = 0.05  # of a next turn soon, for a prefetch to be thought of
 CHECKED_AT_ONCE: Final = 8
 LOOK_AGAIN_S: Final = 10.0  # at a conversation that was not worth a prefetch
@@ -77,7 +82,11 @@ class TierPlanner:
         self._can_do = can
         self._returns = Returns()
         tree = PrefixTree(settings.segments)
-        self._outlook = Outlook(cluster, index, Sites(cluster, sites), tree, self._returns, self._can)
+        self._demand, self._track = LinkDemand(), TrackRecord()
+        self._outlook = Outlook(
+            *(cluster, index, Sites(cluster, sites), tree, self._returns),
+            *(self._demand, self._track, self._can),
+        )
         self._notes: deque[tuple[PlacementRecord, float]] = deque()
         self._contents: dict[Place, dict[Segment, None]] = {site.place: {} for site in self._outlook.sites}
         self._to_check = deque(self._contents)
@@ -87,6 +96,7 @@ class TierPlanner:
         self._ends: dict[
             Segment, str
         ] = {}  # conversations to look at, and the instance that served them last
+        self._marginal: dict[Place, float] = {}  # uses a second of what a site dropped last
         self._looked: dict[Segment, float] = {}  # for a prefetch: when to look again
         self._waiting: dict[str, _Waiting] = {}
         self._hot = HotPrefixes()
@@ -113,6 +123,7 @@ class TierPlanner:
     def plan(self, now_s: float) -> list[TierAction]:
         """What to order now."""
         self._read_notes(now_s)
+        self._track.expire(now_s)
         self._notice_lost(now_s)
         proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
         chosen = select(proposals, self.free_bytes, lambda place: None)
@@ -136,6 +147,7 @@ class TierPlanner:
                 for place in segment.held_at:
                     self._contents[place][segment] = None
             self._returns.observe(prefix, placed_s)
+            self._demand.placed(record, partial(self._load_s, record), placed_s)
             self._keep(path, record)
             self._hot.used(path, record.placement.overlap_tokens // self._block_tokens, placed_s)
             if record.queue_s > 0.0:
@@ -157,6 +169,7 @@ class TierPlanner:
         needed_until_s = record.placed_s + 2.0 * record.placement.predicted_ttft_s
         for site in self._outlook.sites.of(instance_id):
             for segment in path:
+                self._track.used(segment, site.place)
                 self._put(segment, site.place, Stay(segment.last_used_s, needed_until_s))
         for segment in path[:-1]:
             self._ends.pop(segment, None)
@@ -164,6 +177,17 @@ class TierPlanner:
         if not path[-1].children:
             self._ends.pop(path[-1], None)
             self._ends[path[-1]] = instance_id
+
+    def _load_s(self, record: PlacementRecord, part: PlanSegment) -> float:
+        """Seconds that a part of a request's plan takes the link of who has it."""
+        instance = self._outlook.cluster.get(record.placement.prefill.instance_id)
+        if instance is None or (part.holder == record.prefill.holder and part.tier is Tier.DEVICE):
+            return 0.0
+        target = Place(record.prefill.holder, Tier.DEVICE)
+        seconds = self._outlook.sites.transfer_s(
+            Place(part.holder, part.tier), target, part.stop - part.start
+        )
+        return seconds if seconds < float("inf") else 0.0
 
     def _put(self, segment: Segment, place: Place, stay: Stay) -> None:
         before = segment.held_at.get(place, stay)
@@ -196,7 +220,7 @@ class TierPlanner:
     def _prefetches(self, now_s: float) -> Iterator[Proposal]:
         """For the conversations that are likeliest to go on soon and that their instance has not at hand."""
         outlook, looks = self._outlook, self.settings.looks
-        wanted: list[tuple[Segment, InstanceState]] = []
+        wanted: list[tuple[Segment, InstanceState, float]] = []
         for segment, instance_id in islice(reversed(self._ends.items()), 20 * looks):
             if self._looked.get(segment, now_s) > now_s:
                 continue
@@ -204,14 +228,18 @@ class TierPlanner:
             if site is None or instance is None or not instance.is_candidate(now_s):
                 continue
             if site.place not in segment.held_at:
-                wanted.append((segment, instance))
+                wanted.append((segment, instance, self._marginal.get(site.place, 0.0)))
         if not wanted:
             return
-        chances = outlook.returns.probabilities([s for s, _ in wanted], EXPECTED_WITHIN_S, now_s)
+        segments = [segment for segment, _, _ in wanted]
+        chances = outlook.returns.probabilities(segments, EXPECTED_WITHIN_S, now_s)
+        rates = outlook.returns.rates(segments, now_s)
         for number in np.argsort(-chances, kind="stable")[:looks].tolist():
             if chances[number] < LEAST_CHANCE:
                 return
-            segment, instance = wanted[number]
+            segment, instance, dropped_rate = wanted[number]
+            if rates[number] <= WORTH_ROOM * dropped_rate:
+                continue  # it would be the next to go
             self._looked[segment] = now_s + LOOK_AGAIN_S
             proposal = prefetch(outlook, segment, instance, float(chances[number]), now_s)
             if proposal is not None:
@@ -241,7 +269,9 @@ class TierPlanner:
                 continue
             used = held.get(place.holder, {}).get(place.tier, 0)
             segments = list(self._contents[place])
-            yield from make_room(self._outlook, site, segments, used, self._block_tokens, now_s)
+            for each in make_room(self._outlook, site, segments, used, self._block_tokens, now_s):
+                self._marginal[place] = each.rate
+                yield each
 
     def _settled(self, proposals: Iterable[Proposal], now_s: float) -> Iterator[Proposal]:
         """Without those that would bring back what was dropped, or bring what is being brought."""
@@ -261,7 +291,11 @@ class TierPlanner:
                     del segment.held_at[target], self._contents[target][segment]
             self._away[prefix.hashes.item(proposal.stop - 1), target] = now_s + self.settings.hold_s
         elif proposal.kind in FILLS and target in self._contents:
-            for segment in self._outlook.tree.find(prefix, proposal.stop):
+            path = self._outlook.tree.find(prefix, proposal.stop)
+            if path and proposal.chance is not None:
+                until_s = now_s + self.settings.hold_s
+                self._track.brought(proposal.kind, path[-1], target, proposal.chance, until_s)
+            for segment in path:
                 self._put(segment, target, Stay(segment.last_used_s, now_s + self.settings.hold_s))
         return TierAction(
             f"{self._id_prefix}{next(self._numbers)}",

@@ -6,7 +6,7 @@ from conductor.actions import ActionKind, Place
 from conductor.cluster import InstanceState
 from conductor.tier_planner.outlook import Outlook, Proposal
 from conductor.tier_planner.prefix_tree import Segment
-from conductor.tier_planner.sites import LINK_WEIGHT, Site
+from conductor.tier_planner.sites import Site
 
 EXPECTED_WITHIN_S = 60.0  # a copy that is not used within this time was made too early
 
@@ -19,6 +19,7 @@ def bring(
     probability: float,
     deadline_s: float,
     reason: str,
+    now_s: float,
 ) -> Proposal | None:
     """A copy of a prefix, up to a segment's end, into an instance's fastest site, where that pays.
 
@@ -39,8 +40,8 @@ def bring(
         moved = (source.stop - start) * tokens
         now_so_s = held.get_s(instance, source.stop)
         then_s = held.get_s(instance, start) + outlook.sites.load_s(site.place.tier, instance, moved)
-        benefit_s = probability * (now_so_s - then_s)
-        cost_s = LINK_WEIGHT * source.seconds
+        benefit_s = probability * outlook.track_record.factor(kind) * (now_so_s - then_s)
+        cost_s = outlook.demand.price(source.place.holder, now_s) * source.seconds
         if benefit_s > cost_s:
             return Proposal(
                 kind,
@@ -54,6 +55,7 @@ def bring(
                 cost_s,
                 deadline_s,
                 reason,
+                chance=probability,
             )
     return None
 
@@ -70,6 +72,7 @@ def prefetch(
         probability,
         now_s + EXPECTED_WITHIN_S,
         f"its next turn comes within {EXPECTED_WITHIN_S:.0f} s with probability {probability:.2f}",
+        now_s,
     )
 
 

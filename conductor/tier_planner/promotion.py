@@ -35,6 +35,7 @@ def promote(
             begins_s,
             f"request {record.request.request_id} waits {begins_s - now_s:.2f} s more and loads {tokens} tokens "
             f"from {slow[0].holder.instance_id}/{slow[0].tier.name.lower()}",
+            now_s,
         )
         if proposal is not None:
             yield proposal

@@ -12,6 +12,7 @@ from conductor.tier_planner.prefix_tree import Segment
 
 HORIZON_S = 60.0  # over which a copy's use is counted
 LEAST_RATE = 1 / 20  # uses a second of a prefix that is worth a copy
+LEAST_CHILDREN = 4  # prompts that go on differently behind it: fewer are one conversation's turns
 
 
 def replicate(
@@ -24,7 +25,7 @@ def replicate(
     """
     instances = sorted(outlook.instances_of(model, now_s), key=lambda each: _queue_s(each, now_s))
     for segment, rate, missed in hot:
-        if rate < LEAST_RATE or missed <= 0.0:
+        if rate < LEAST_RATE or missed <= 0.0 or len(segment.children) < LEAST_CHILDREN:
             continue
         held = outlook.held(segment.prefix, segment.stop)
         for instance in instances:
@@ -40,6 +41,7 @@ def replicate(
                 now_s + HORIZON_S,
                 f"{rate:.2f} uses a second, {missed:.0%} of them where it was not held; "
                 f"{instance.instance_id} has the shortest queue of those without",
+                now_s,
             )
             if proposal is not None:
                 yield proposal

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from conductor.actions import ActionKind
 from conductor.tier_planner.outlook import Held, Outlook, Proposal
 from conductor.tier_planner.prefix_tree import Segment
-from conductor.tier_planner.sites import LINK_WEIGHT, Site, recompute_s
+from conductor.tier_planner.sites import Site, recompute_s
 
 KEPT_S = 3600.0  # how long a slower tier is taken to keep what it is given
 LEFT_BEHIND = 0.1  # chance that a prompt comes back where it was not served last, beside where it was
@@ -62,6 +62,7 @@ def make_room(
                 cost_s=0.0,
                 deadline_s=now_s + 30.0,
                 reason=f"{used_blocks} of {capacity} blocks are taken; {rate * 3600:.2g} uses an hour expected",
+                rate=rate,
             )
             wanted -= there
         parent = segment.parent
@@ -90,9 +91,10 @@ def _hand_down(
             continue
         compute_s = recompute_s(instance, segment.start * tokens, stop * tokens)
         load_s = outlook.sites.load_from_s(slower, instance, there * tokens)
+        price = outlook.demand.price(slower.place.holder, now_s)
         transfer_s = outlook.sites.transfer_s(site.place, slower.place, there * tokens)
         benefit_s = outlook.returns.probability(segment, KEPT_S, now_s) * (compute_s - load_s)
-        if benefit_s > LINK_WEIGHT * transfer_s:
+        if benefit_s > price * transfer_s:
             return Proposal(
                 ActionKind.DEMOTE,
                 segment.prefix,
@@ -102,7 +104,7 @@ def _hand_down(
                 slower.place,
                 round(there * tokens * instance.instance_class.kv_bytes_per_token),
                 benefit_s,
-                LINK_WEIGHT * transfer_s,
+                price * transfer_s,
                 deadline_s=now_s + 30.0,
                 reason=f"{site.place} is full, {slower.place} lacks it; {rate * 3600:.2g} uses expected an hour",
             )

@@ -10,9 +10,6 @@ from conductor.actions import Place
 from conductor.cluster import Cluster, InstanceState
 from conductor.costs import Speed
 
-# What a second of a link costs others: the share of time that requests need links themselves, as a guess.
-LINK_WEIGHT = 0.1
-
 
 @dataclass(frozen=True, slots=True)
 class Site:
