@@ -59,7 +59,7 @@ from conductor.placement import Objectives
 from conductor.placement_metrics import PlacementCollector
 from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
-from conductor.rehearsal import rehearse
+from conductor.rehearsal import rehearse, rehearse_reuse
 from conductor.rest import Reservations, make_rest_router
 from conductor.scheduler import Scheduler
 from conductor.shared_pools import SharedPool
@@ -124,6 +124,8 @@ def serve(
     configure_logs(config.log.level, config.log.format)
     raise_file_limit()
     rehearse()
+    if config.tier_planner.enabled:
+        rehearse_reuse()
     uvloop.run(_serve(config))
 
 
