@@ -17,7 +17,7 @@ from conductor.scheduler import Scheduler
 
 def rehearse_reuse() -> None:
     """The same of what a tier planner learns."""
-    model, prompt = ReuseModel(16, accesses=64), np.arange(1, 5, dtype=np.uint64)
+    model, prompt = ReuseModel(16, accesses=128), np.arange(1, 5, dtype=np.uint64)
     model.observe(prompt, 0.0)
     model.reuse_probabilities(prompt, 2.0, 1.0)
     model.retention_values(prompt, 1.0)
