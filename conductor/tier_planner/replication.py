@@ -12,6 +12,7 @@ from conductor.tier_planner.prefix_tree import Segment
 
 HORIZON_S = 60.0  # over which a copy's use is counted
 LEAST_RATE = 1 / 20  # uses a second of a prefix that is worth a copy
+LEAST_QUEUE_S = 0.05  # before every holder, for load to go elsewhere
 LEAST_CHILDREN = 4  # prompts that go on differently behind it: fewer are one conversation's turns
 
 
@@ -28,6 +29,10 @@ def replicate(
         if rate < LEAST_RATE or missed <= 0.0 or len(segment.children) < LEAST_CHILDREN:
             continue
         held = outlook.held(segment.prefix, segment.stop)
+        having = {holder.instance_id for holder, by_tier in held.holders() if by_tier[-1] >= segment.stop}
+        queues_s = [_queue_s(each, now_s) for each in instances if each.instance_id in having]
+        if not queues_s or min(queues_s) < LEAST_QUEUE_S:
+            continue  # whoever comes next is served by a holder at once
         for instance in instances:
             site = outlook.sites.own(instance.instance_id)
             if site is None or held.blocks(site.place) >= segment.stop:
