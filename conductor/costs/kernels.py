@@ -98,12 +98,14 @@ def _evicted(loads: Floats, row: int, capacity: float, now_s: float) -> float:
     stored = loads[row, t.STORED_TOKENS]
     if stored <= 0.0 or capacity <= 0.0:
         return 0.0
-    stored *= math.exp((loads[row, t.STORED_AT_S] - now_s) / t.STORED_MEMORY_S)
-    usage = loads[row, t.REPORTED_USAGE]
-    if usage < 0.0:
-        usage = loads[row, t.CONTEXT_TOKENS] / capacity
-    scarcity = max((SPARE + LEAST_SPARE) / (max(1.0 - usage, 0.0) + LEAST_SPARE), 1.0)
-    return float(EVICTION_WEIGHT * scarcity * min(stored / capacity, 1.0))
+    stored *= math.exp((loads[row, t.STORED_AT_S] - now_s) * (1.0 / t.STORED_MEMORY_S))
+    weight = EVICTION_WEIGHT if stored >= capacity else EVICTION_WEIGHT * stored / capacity
+    used = loads[row, t.REPORTED_USAGE] * capacity
+    if used < 0.0:
+        used = loads[row, t.CONTEXT_TOKENS]
+    if used > (1.0 - SPARE) * capacity:
+        weight *= (SPARE + LEAST_SPARE) * capacity / (max(capacity - used, 0.0) + LEAST_SPARE * capacity)
+    return float(weight)
 
 
 @_kernel
@@ -249,6 +251,7 @@ def estimate(
     evictions = seconds[EVICTION_S]
     plan_tokens, plan_local, plan_peer = plans[PLAN_TOKENS], plans[PLAN_LOCAL], plans[PLAN_PEER]
     placed = plans[PLACED]
+    per_s = 1.0 / ((1.0 - LONG) * tbt_objective_s)
     # The terms of one class, read again only when the class changes: the stores below might alias the tables.
     known = -1
     a = b = base = d = chunk = scale = layers = 0.0
@@ -367,14 +370,16 @@ def estimate(
         others = loads[row, t.PENDING_TOKENS]
         prompts_s = a * last + b * last * (2.0 * n - last) + base
         if others > 0.0:
-            share = min((chunk - last) / others, 1.0)
-            prompts_s += share * (a * others + base * loads[row, t.PENDING_PREFILLS])
+            others_s = a * others + base * loads[row, t.PENDING_PREFILLS]
+            prompts_s += others_s if others <= chunk - last else others_s * (chunk - last) / others
         prompts_s *= scale
         step_s = max(decode_base, prompts_s) + aboard_s
         longest[i] = step_s
         # A step that is no longer than the objective itself is no long gap.
-        likely = min((step_s / tbt_objective_s - LONG) / (1.0 - LONG), 1.0)
-        harms[i] = likely * _harm(loads, row, own_s) if decodes > 0.0 and likely > 0.0 else 0.0
+        harms[i] = 0.0
+        if decodes > 0.0 and step_s > LONG * tbt_objective_s:
+            likely = min((step_s - LONG * tbt_objective_s) * per_s, 1.0)
+            harms[i] = likely * _harm(loads, row, own_s)
         plan_tokens[i] = int(best_tokens)
         plan_local[i] = int(best_local)
         plan_peer[i] = best_peer

@@ -10,7 +10,7 @@ from conductor.policies.slo_kernel import choose
 
 
 class Slo:
-    """Minimise objectives missed, by this request and those aboard; beside them TTFT, TBT and cost to others.
+    """Minimise the objectives missed, by this request and by those aboard; then TTFT, TBT and what others pay.
 
     A missed objective, this request's TTFT or another's TBT, counts 1, and what may be missed by its chance. TTFT
     counts as a fraction of its objective, TBT as the square of its, the delay inflicted on others and the cost of
