@@ -175,7 +175,7 @@ def simulated(workload: Workload, requests: int, *, plans: bool) -> dict[str, fl
 
 def planner_cores(instances: int, requests_per_s: int, seconds: int) -> float:
     """CPU seconds a second that plans take: chats over many instances, whose host tiers are full."""
-    host_blocks = 2_000
+    host_blocks = 500
     cluster = ClusterSpec(
         tuple(
             replace(each, tier_tokens={Tier.HOST: host_blocks * BLOCK_TOKENS})
@@ -224,14 +224,14 @@ def main() -> None:
         Workload(warm_up.name, warm_up.records, 64)
     )  # kernels are compiled or loaded before anything is timed
     results = [evaluate(workload, options.quick) for workload in workloads]
-    few = 600 if options.quick else 6_000
+    few = 1_500 if options.quick else 6_000
     times = {
         when: simulated(workloads[0], few, plans=plans) for when, plans in (("off", False), ("on", True))
     }
     for name in ("mean_ttft_s", "p90_ttft_s"):
         results[0][name] = {when: figures[name] for when, figures in times.items()}
     results[0]["planner_cores_1000_instances"] = round(
-        planner_cores(1_000, 200, 4 if options.quick else 30), 4
+        planner_cores(1_000, 200, 3 if options.quick else 30), 4
     )
     if options.json:
         print(json.dumps({"benchmark": "tiers", **results[0], "results": results}))
