@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import structlog
 
 from cache_index import Holder, Tier
 from cache_index.lmcache_directory import is_lmcache, server_holder
@@ -12,6 +14,8 @@ from conductor.cli.event_feeds import EventFeeds
 from conductor.cluster import Cluster
 from conductor.config import Config, InstanceConfig
 from conductor.tier_planner import Site
+
+_log = structlog.get_logger(__name__)
 
 
 class TierSites:
@@ -27,6 +31,7 @@ class TierSites:
         self._cluster = cluster
         self._feeds = feeds
         self._embedded = embedded
+        self._unsized: set[str] = set()  # servers that were warned of
 
     def now(self) -> list[Site]:
         """Those of which an instance is known."""
@@ -52,7 +57,23 @@ class TierSites:
                 tokens = int(each.bytes / owner.instance_class.kv_bytes_per_token)
                 chunk_tokens = CHUNK_TOKENS if is_lmcache(holder) else None
                 sites.append(Site(place, tokens, members, block_tokens=chunk_tokens))
+        if self._config.executors.lmcache_servers is not None:
+            self._warn_of_unsized(users)
         return sites
+
+    def _warn_of_unsized(self, users: Iterable[Holder]) -> None:
+        """A server tells its size once in its life, which may have been before ours; so it is configured."""
+        sized = {each.instance for each in self._config.tiers.capacities if each.tier == "host"}
+        servers = {server_holder(each.instance_id) for each in self._feeds.lmcache.servers()}
+        unsized = {holder.instance_id for holder in users if holder in servers} - sized
+        for instance_id in sorted(unsized - self._unsized):
+            _log.warning(
+                "tier_planner.server_without_capacity",
+                server=instance_id,
+                remedy=f"nothing is planned for it; list {{instance: '{instance_id}', tier: host, bytes: ...}} "
+                "under tiers.capacities",
+            )
+        self._unsized |= unsized
 
     def _users(self) -> dict[Holder, set[str]]:
         """The instances that load from each LMCache server, and from each store behind one."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cluster_factory import BLOCK, make_scheduler, request
 from lmcache_server import chunk_hashes
+from structlog.testing import capture_logs
 
 from cache_index import CacheIndex, Holder, Tier, sequence_hashes
 from cache_index.lmcache_directory import LMCacheDirectory, server_holder, shared_holder
@@ -33,7 +34,9 @@ GB = 1e9
 class Serving:
     """Instances m0 and m1 with an LMCache server each, s0 and s1, and a store behind both."""
 
-    def __init__(self, actions: list[str], stack: AsyncExitStack) -> None:
+    def __init__(
+        self, actions: list[str], stack: AsyncExitStack, sized: tuple[str, ...] = ("s0", "s1")
+    ) -> None:
         self.now_s = 0.0
         index = CacheIndex()
         self.feeds = EventFeeds(index, self._clock)
@@ -44,8 +47,7 @@ class Serving:
                 "tier_planner": {"actions": actions},
                 "tiers": {
                     "capacities": [
-                        {"instance": f"lmcache:{name}", "tier": "host", "bytes": 10 * GB}
-                        for name in ("s0", "s1")
+                        {"instance": f"lmcache:{name}", "tier": "host", "bytes": 10 * GB} for name in sized
                     ]
                 },
             }
@@ -178,6 +180,19 @@ async def test_what_a_waiting_request_will_load_is_promoted_into_the_servers_mem
     assert action.target.holder == server_holder(placement.prefill.instance_id.replace("m", "s"))
     assert (action.start, action.stop) == (0, 16_384 // BLOCK)
     assert action.deadline_s <= placement.predicted_ttft_s
+
+
+async def test_a_server_of_unknown_size_is_named_once_and_left_alone(stack: AsyncExitStack) -> None:
+    serving = Serving(["prefetch"], stack, sized=("s0",))
+    serving.learn_returns()
+    asked = request(TOKENS, seed=1)
+    serving.tell("s1", asked.tokens, "l2")
+    with capture_logs() as logs:
+        serving.scheduler.remove_instance("m0")
+        assert serving.place(asked) == "m1"
+        assert await serving.plan_for(3.0) == []
+    [warning] = [each for each in logs if each["log_level"] == "warning"]
+    assert warning["server"] == "lmcache:s1" and "tiers.capacities" in warning["remedy"]
 
 
 def test_room_in_a_server_is_counted_in_its_chunks() -> None:
