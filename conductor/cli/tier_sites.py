@@ -32,10 +32,14 @@ class TierSites:
         self._feeds = feeds
         self._embedded = embedded
         self._unsized: set[str] = set()  # servers that were warned of
+        self._known: tuple[tuple[int, int], list[Site]] = ((-1, -1), [])
 
     def now(self) -> list[Site]:
-        """Those of which an instance is known."""
-        return [*self._configured(), *self._of_embedded()]
+        """Those of which an instance is known; the same list until instances or servers change."""
+        state = (self._cluster.version, self._feeds.lmcache.version)
+        if self._known[0] != state:
+            self._known = state, [*self._configured(), *self._of_embedded()]
+        return self._known[1]
 
     def _configured(self) -> list[Site]:
         pools = {pool.id: pool.members for pool in self._config.shared_pools}
