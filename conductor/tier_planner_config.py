@@ -27,10 +27,17 @@ class TierPlannerConfig(BaseModel):
         Field(description="What was moved stays, and what was dropped stays away, for so many seconds."),
     ] = 60.0
 
+    learns_from: Annotated[
+        int,
+        Field(ge=0, description="Requests before what is dropped and prefetched rests on what was learned."),
+    ] = 1_000
+
     @property
     def enabled(self) -> bool:
         return bool(self.actions)
 
     def settings(self) -> PlannerSettings:
         kinds = ALL_KINDS if self.actions == "all" else frozenset(ActionKind(kind) for kind in self.actions)
-        return PlannerSettings(kinds=kinds, every_s=self.every_s, hold_s=self.hold_s)
+        return PlannerSettings(
+            kinds=kinds, every_s=self.every_s, hold_s=self.hold_s, learns_from=self.learns_from
+        )

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from conductor.action_ledger import ActionLedger
-from conductor.tier_planner import TierPlanner
+from conductor.tier_planner import Site, TierPlanner
 
 _log = structlog.get_logger(__name__)
 
 
 class TierPlanning:
-    """Belongs to the ledger's event loop. Seconds of the thread that plans are counted in ``planning_s``."""
+    """Belongs to the ledger's event loop. Seconds of the thread that plans are counted in ``planning_s``.
 
-    def __init__(self, planner: TierPlanner, ledger: ActionLedger, clock: Callable[[], float]) -> None:
+    ``sites`` tells, before every plan, where blocks may be put: instances and cache servers come and go.
+    """
+
+    def __init__(
+        self,
+        planner: TierPlanner,
+        ledger: ActionLedger,
+        sites: Callable[[], Sequence[Site]],
+        clock: Callable[[], float],
+    ) -> None:
         self.plans = 0
         self.planning_s = 0.0
         self._planner = planner
         self._ledger = ledger
+        self._sites = sites
+        self._known_sites: Sequence[Site] = ()
         self._clock = clock
         self._ordered: set[str] = set()
 
@@ -41,6 +52,10 @@ class TierPlanning:
                 self._ordered.discard(action_id)
                 if record is not None:
                     self._planner.ended(record)
+        sites = self._sites()
+        if sites != self._known_sites:
+            self._planner.use_sites(sites)
+            self._known_sites = sites
         begun_s = self._clock()
         actions = await asyncio.to_thread(self._planner.plan, begun_s)
         now_s = self._clock()

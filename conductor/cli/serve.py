@@ -192,7 +192,7 @@ async def _serve(config: Config) -> None:
         registry.register(PlacementCollector(scheduler, clock, reservations, journal))
         embedded = [] if emulated is None else emulated.instances()
         actions = make_runner(config, cluster, feeds, client, clock, stack, embedded)
-        planning = make_planning(config, scheduler, actions, clock, id_prefix, embedded)
+        planning = make_planning(config, scheduler, actions, feeds, clock, id_prefix, embedded)
         registry.register(ActionCollector(actions, planning))
         orders = CacheOrders(
             actions, cluster, index, feeds.prompts, clock, aliases=scheduler.aliases, id_prefix=id_prefix

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import httpx
+import numpy as np
+from numpy.typing import NDArray
 
-from cache_index import Holder, Tier
 from cache_index.lmcache_directory import server_holder
+from cache_index.prompt_match import PromptMatcher
 from conductor.action_ledger import ActionLedger
 from conductor.action_runner import ActionRunner
-from conductor.actions import Executor, Place
+from conductor.actions import Executor, Prefix
 from conductor.cli.event_feeds import EventFeeds
+from conductor.cli.tier_sites import TierSites
 from conductor.cluster import Cluster
 from conductor.config import Config, InstanceConfig
 from conductor.configuration_faults import ConfigError
@@ -28,12 +32,13 @@ from conductor.executors import (
 )
 from conductor.scheduler import Scheduler
 from conductor.tier_config import MooncakePoolConfig
-from conductor.tier_planner import Site, TierPlanner
+from conductor.tier_planner import TierPlanner
 from conductor.tier_planning import TierPlanning
 from conductor.tier_room import TierRoom
 
 _CLOSE_GRACE_S = 2.0
 _CHECK_S = 1.0
+_NO_TOKENS = np.empty(0, np.uint32)
 
 
 def make_runner(
@@ -90,6 +95,7 @@ def make_planning(
     config: Config,
     scheduler: Scheduler,
     runner: ActionRunner,
+    feeds: EventFeeds,
     clock: Callable[[], float],
     id_prefix: str,
     embedded: Sequence[InstanceConfig] = (),
@@ -97,44 +103,29 @@ def make_planning(
     """None without a planner; it hears of every placement from now on."""
     if not config.tier_planner.enabled:
         return None
-    cluster = scheduler.cluster
+    sites = TierSites(config, scheduler.cluster, feeds, embedded)
     planner = TierPlanner(
-        cluster,
+        scheduler.cluster,
         scheduler.index,
-        _sites(config, cluster, embedded),
+        (),
         lambda kind, source, target: runner.executor_for(kind, source, target) is not None,
         config.tier_planner.settings(),
+        match=partial(_match, feeds.prompts),
         id_prefix=f"{id_prefix}t",
     )
     scheduler.on_placed = planner.placed
-    return TierPlanning(planner, runner.ledger, clock)
+    return TierPlanning(planner, runner.ledger, sites.now, clock)
 
 
-def _sites(config: Config, cluster: Cluster, embedded: Sequence[InstanceConfig]) -> list[Site]:
-    """The places whose capacity is configured, and the host tiers of the embedded cluster."""
-    sites = []
-    pools = {pool.id: pool for pool in config.shared_pools}
-    first = next(iter(cluster), None)
-    for each in config.tiers.capacities:
-        if each.tier == "device":
-            continue
-        owner = cluster.get(each.instance) or first
-        if owner is None:
-            continue
-        members: frozenset[str] | None = frozenset({each.instance})
-        if each.instance in pools:
-            listed = pools[each.instance].members
-            members = None if listed is None else frozenset(listed)
-        tokens = int(each.bytes / owner.instance_class.kv_bytes_per_token)
-        sites.append(Site(Place(Holder(each.instance), Tier[each.tier.upper()]), tokens, members))
-    if config.emulation.host_blocks:
-        tokens = config.emulation.host_blocks * config.emulation.block_size
-        sites += [
-            Site(Place(Holder(each.id, rank.holder.rank), Tier.HOST), tokens, frozenset({each.id}))
-            for each in embedded
-            for rank in cluster[each.id].ranks
-        ]
-    return sites
+def _match(prompts: PromptMatcher, prefix: Prefix, stop: int) -> NDArray[np.int32]:
+    """With what LMCache's servers hold, which only the tokens of a prompt can tell."""
+    tokens = _NO_TOKENS if prefix.token_ids is None else prefix.token_ids
+    return prompts.match(
+        prefix.namespace,
+        tokens[: stop * prefix.namespace.block_size],
+        cache_salt=prefix.cache_salt,
+        hashes=prefix.hashes[:stop],
+    )
 
 
 def _executors(

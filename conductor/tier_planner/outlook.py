@@ -38,6 +38,10 @@ class Proposal:
     rate: float = 0.0  # uses a second of what is dropped
 
 
+Match = Callable[[Prefix, int], NDArray[np.int32]]
+"""What every holder has of a prefix's first so many blocks: ``[holder_id, tier]`` as `CacheIndex.match`."""
+
+
 class Source(NamedTuple):
     """Who has blocks from some point of a prefix on, up to which one, and how long a copy of them takes."""
 
@@ -52,6 +56,7 @@ class Outlook:
 
     cluster: Cluster
     index: CacheIndex
+    match: Match
     sites: Sites
     tree: PrefixTree
     returns: Returns
@@ -61,7 +66,7 @@ class Outlook:
 
     def held(self, prefix: Prefix, stop: int) -> Held:
         """What every holder has of a prefix's first blocks."""
-        return Held(self, prefix, self.index.match(prefix.namespace, prefix.hashes[:stop]))
+        return Held(self, prefix, self.match(prefix, stop))
 
     def used_fraction(self, place: Place, blocks: int, block_tokens: int) -> float:
         """Of a site that holds so many blocks; 0 for a place that is none."""
@@ -96,17 +101,23 @@ class Held:
     def get_s(self, instance: InstanceState, stop: int) -> float:
         """Seconds until an instance has the first ``stop`` blocks on its device, by loads and else by computing."""
         tokens = self.prefix.namespace.block_size
-        seconds, at = 0.0, min(self._on_device(instance), stop)
+        seconds, at = 0.0, min(self._at_hand(instance, Tier.DEVICE), stop)
         for site in self.outlook.sites.of(instance.instance_id):
             upto = min(self.blocks(site.place), stop)
             if upto > at:
                 load_s = self.outlook.sites.load_from_s(site, instance, (upto - at) * tokens)
                 seconds += min(load_s, recompute_s(instance, at * tokens, upto * tokens))
                 at = upto
+        for tier in Tier:  # and what it reaches that is no site, such as the store behind its cache server
+            upto = min(self._at_hand(instance, tier), stop)
+            if upto > at:
+                load_s = self.outlook.sites.load_s(tier, instance, (upto - at) * tokens)
+                seconds += min(load_s, recompute_s(instance, at * tokens, upto * tokens))
+                at = upto
         return seconds + recompute_s(instance, at * tokens, stop * tokens)
 
-    def _on_device(self, instance: InstanceState) -> int:
-        return max(self.blocks(Place(rank.holder, Tier.DEVICE)) for rank in instance.ranks)
+    def _at_hand(self, instance: InstanceState, tier: Tier) -> int:
+        return max(self.blocks(Place(rank.holder, tier)) for rank in instance.ranks)
 
     def sources(self, kind: ActionKind, start: int, stop: int, target: Place) -> list[Source]:
         """Where blocks from ``start`` on can be copied from, those first that have most, then the fastest."""

@@ -21,10 +21,11 @@ from conductor.actions import ActionKind, Place, Prefix, TierAction
 from conductor.cluster import Cluster, Health, InstanceState
 from conductor.explanation import PlacementRecord
 from conductor.placement import PlanSegment
+from conductor.prefix_lookup import namespace_of
 from conductor.tier_planner.draining import drain
 from conductor.tier_planner.hot_prefixes import HotPrefixes
 from conductor.tier_planner.link_demand import LinkDemand
-from conductor.tier_planner.outlook import Outlook, Proposal
+from conductor.tier_planner.outlook import Match, Outlook, Proposal
 from conductor.tier_planner.pinning import Pins
 from conductor.tier_planner.prefetching import EXPECTED_WITHIN_S, prefetch
 from conductor.tier_planner.prefix_tree import PrefixTree, Segment, Stay
@@ -53,6 +54,7 @@ class PlannerSettings:
 
     kinds: frozenset[ActionKind] = ALL_KINDS
     every_s: float = 1.0
+    learns_from: int = 1_000  # requests, before what is dropped and prefetched rests on what was learned
     hold_s: float = 60.0
     looks: int = 50  # conversations looked at in a round for a prefetch
     checks: int = 32  # sites of which some segments are looked up in a round
@@ -66,7 +68,10 @@ class _Waiting:
 
 
 class TierPlanner:
-    """Plans for the sites of one cluster. ``can`` tells which actions somebody carries out between which places."""
+    """Plans for the sites of one cluster. ``can`` tells which actions somebody carries out between which places.
+
+    ``match`` looks prefixes up, None: in ``index`` alone, by the hashes of engines' blocks.
+    """
 
     def __init__(
         self,
@@ -76,6 +81,7 @@ class TierPlanner:
         can: Callable[[ActionKind, Place | None, Place], bool],
         settings: PlannerSettings = PlannerSettings(),
         *,
+        match: Match | None = None,
         id_prefix: str = "t",
     ) -> None:
         self.settings = settings
@@ -83,8 +89,9 @@ class TierPlanner:
         self._returns = Returns()
         tree = PrefixTree(settings.segments)
         self._demand, self._track = LinkDemand(), TrackRecord()
+        match = match or (lambda prefix, stop: index.match(prefix.namespace, prefix.hashes[:stop]))
         self._outlook = Outlook(
-            *(cluster, index, Sites(cluster, sites), tree, self._returns),
+            *(cluster, index, match, Sites(cluster, sites), tree, self._returns),
             *(self._demand, self._track, self._can),
         )
         self._notes: deque[tuple[PlacementRecord, float]] = deque()
@@ -105,6 +112,16 @@ class TierPlanner:
         self._id_prefix = id_prefix
         self._block_tokens = 0
         self._models: dict[str, None] = {}
+
+    def use_sites(self, sites: Iterable[Site]) -> None:
+        """These are the sites from now on. Not while `plan` runs."""
+        self._outlook.sites = Sites(self._outlook.cluster, sites)
+        places = {site.place: None for site in self._outlook.sites}
+        for gone in self._contents.keys() - places.keys():
+            for segment in self._contents.pop(gone):
+                del segment.held_at[gone]
+        for place in places:
+            self._contents.setdefault(place, {})
 
     def placed(self, record: PlacementRecord, now_s: float) -> None:
         """A request was placed; takes a note of it."""
@@ -201,7 +218,8 @@ class TierPlanner:
         if ActionKind.PROMOTE in kinds:
             waiting = ((w.record, w.segment) for w in self._waiting.values())
             yield from self._settled(promote(outlook, waiting, now_s), now_s)
-        if ActionKind.PREFETCH in kinds:
+        knows = self._returns.seen >= self.settings.learns_from
+        if ActionKind.PREFETCH in kinds and knows:
             yield from self._settled(self._prefetches(now_s), now_s)
         if ActionKind.REPLICATE in kinds:
             hot = sorted(self._hot.now(now_s), key=lambda each: -each[1])[: self.settings.looks]
@@ -214,7 +232,7 @@ class TierPlanner:
         if ActionKind.PIN in kinds:
             yield from self._pins.pin(outlook, self._hot.now(now_s), now_s)
             yield from self._pins.unpin(outlook, now_s)
-        if ActionKind.EVICT in kinds:
+        if ActionKind.EVICT in kinds and knows:
             yield from self._evictions(now_s)
 
     def _prefetches(self, now_s: float) -> Iterator[Proposal]:
@@ -262,12 +280,11 @@ class TierPlanner:
     def _evictions(self, now_s: float) -> Iterator[Proposal]:
         if not self._block_tokens:
             return
-        held = self._outlook.index.stats().residencies_by_holder
         for site in self._outlook.sites:
             place = site.place
             if not self._can(ActionKind.EVICT, None, place):
                 continue
-            used = held.get(place.holder, {}).get(place.tier, 0)
+            used = self._held_tokens(site) // self._block_tokens
             segments = list(self._contents[place])
             for each in make_room(self._outlook, site, segments, used, self._block_tokens, now_s):
                 self._marginal[place] = each.rate
@@ -317,8 +334,7 @@ class TierPlanner:
         site = self._outlook.sites.get(place)
         if site is None or not self._block_tokens:
             return None
-        held = self._outlook.index.stats().residencies_by_holder.get(place.holder, {}).get(place.tier, 0)
-        free_tokens: float = site.capacity_tokens - held * self._block_tokens
+        free_tokens: float = site.capacity_tokens - self._held_tokens(site)
         member = next((i for i in self._outlook.cluster if site.serves(i.instance_id)), None)
         if member is None:
             return None
@@ -326,17 +342,23 @@ class TierPlanner:
         free_tokens = max(free_tokens, YIELDS * site.capacity_tokens)
         return free_tokens * member.instance_class.kv_bytes_per_token
 
+    def _held_tokens(self, site: Site) -> int:
+        holder, tier = site.place
+        blocks = self._outlook.index.stats().residencies_by_holder.get(holder, {}).get(tier, 0)
+        return blocks * (site.block_tokens or self._block_tokens)
+
 
 def _prefix_of(record: PlacementRecord) -> Prefix | None:
     """The prompt of a placement as the index names it; None where its tokens are not known."""
     request, group = record.request, record.cache_group
     if group is None:
         return None
-    namespace = group.namespace
+    namespace, salt = namespace_of(request, group), request.cache_salt
+    tokens = request.tokens if len(request.tokens) else None
     if request.hashes is not None:
         known = request.hashes_block_size == namespace.block_size
-        return Prefix(namespace, request.hashes) if known else None
-    if not len(request.tokens):
+        return Prefix(namespace, request.hashes, tokens, salt) if known else None
+    if tokens is None:
         return None
-    hashes = sequence_hashes(request.tokens, namespace.block_size, cache_salt=request.cache_salt)
-    return Prefix(namespace, hashes, request.tokens)
+    hashes = sequence_hashes(tokens, namespace.block_size, cache_salt=salt)
+    return Prefix(namespace, hashes, tokens, salt)

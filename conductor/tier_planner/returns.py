@@ -20,10 +20,12 @@ class Returns:
     """
 
     def __init__(self) -> None:
+        self.seen = 0  # prompts
         self._models: dict[int, ReuseModel] = {}
 
     def observe(self, prefix: Prefix, now_s: float) -> None:
         """A prompt came."""
+        self.seen += 1
         block_tokens = prefix.namespace.block_size
         model = self._models.get(block_tokens)
         if model is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cache_index import Tier
+from cache_index import Holder, Tier
 from conductor.actions import Place
 from conductor.cluster import Cluster, InstanceState
 from conductor.costs import Speed
@@ -13,16 +13,18 @@ from conductor.costs import Speed
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A slower tier of an instance, or a shared pool, with its size.
+    """A slower tier of an instance, or of a cache server beside it, or a shared pool, with its size.
 
     ``members`` are the instances that load from it, None: all. ``speed`` is a pool's own, shared by its members;
-    None for an instance's tier, whose class says how fast it is.
+    None for an instance's tier, whose class says how fast it is. ``block_tokens`` are those of what the index
+    counts there, None: as many as prompts' blocks have.
     """
 
     place: Place
     capacity_tokens: int
     members: frozenset[str] | None
     speed: Speed | None = None
+    block_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.capacity_tokens < 1:
@@ -32,8 +34,9 @@ class Site:
         return self.members is None or instance_id in self.members
 
     @property
-    def shared(self) -> bool:
-        return self.members != frozenset({self.place.holder.instance_id})
+    def near(self) -> bool:
+        """Beside the instances that load from it; a pool is not."""
+        return self.place.tier in (Tier.HOST, Tier.DISK)
 
 
 class Sites:
@@ -44,6 +47,13 @@ class Sites:
         self._sites = {site.place: site for site in sites}
         self._of: dict[str, Sequence[Site]] = {}
         self._own: dict[str, Site | None] = {}
+        # Servers that are no instances, each with one that it stands beside.
+        self._beside: dict[Holder, InstanceState] = {}
+        for site in self._sites.values():
+            near = [] if site.members is None or not site.near else map(cluster.get, sorted(site.members))
+            instance = next((each for each in near if each is not None), None)
+            if instance is not None:
+                self._beside[site.place.holder] = instance
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._sites.values())
@@ -63,9 +73,9 @@ class Sites:
         return found
 
     def own(self, instance_id: str) -> Site | None:
-        """The fastest of an instance's own."""
+        """The fastest of those beside an instance."""
         if instance_id not in self._own:
-            self._own[instance_id] = next((s for s in self.of(instance_id) if not s.shared), None)
+            self._own[instance_id] = next((s for s in self.of(instance_id) if s.near), None)
         return self._own[instance_id]
 
     def load_s(self, tier: Tier, instance: InstanceState, tokens: int) -> float:
@@ -84,8 +94,7 @@ class Sites:
 
     def transfer_s(self, source: Place, target: Place, tokens: int) -> float:
         """Seconds of a copy between two places; infinite where there is no way."""
-        one = self._cluster.get(source.holder.instance_id)
-        other = self._cluster.get(target.holder.instance_id)
+        one, other = self._instance_at(source.holder), self._instance_at(target.holder)
         if one is None and other is None:
             return float("inf")
         if one is None or other is None:  # from or to a pool
@@ -101,6 +110,10 @@ class Sites:
         link = self._link(one, other)
         network_s = max(_seconds(speed, tokens, one) for speed in (link, one.instance_class.nic))
         return max(network_s, self.load_s(source.tier, one, tokens))
+
+    def _instance_at(self, holder: Holder) -> InstanceState | None:
+        """The instance itself, or one that a cache server stands beside; None for a pool."""
+        return self._cluster.get(holder.instance_id) or self._beside.get(holder)
 
     def _link(self, one: InstanceState, other: InstanceState) -> Speed:
         topology = self._cluster.topology

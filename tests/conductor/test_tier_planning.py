@@ -26,7 +26,7 @@ def planning(can: Callable[[], bool] = lambda: True) -> tuple[TierPlanning, Acti
         scheduler.index,
         [Site(HOST, 100 * BLOCK, frozenset({"m0"}))],
         lambda kind, source, target: can(),
-        PlannerSettings(kinds=frozenset({ActionKind.EVICT}), every_s=0.02),
+        PlannerSettings(kinds=frozenset({ActionKind.EVICT}), every_s=0.02, learns_from=0),
     )
     scheduler.on_placed = planner.placed
     for seed in range(10):

@@ -44,7 +44,7 @@ class Planned:
             index,
             sites,
             lambda kind, source, target: target.tier is not Tier.DEVICE,
-            PlannerSettings(kinds=chosen),
+            PlannerSettings(kinds=chosen, learns_from=0),
         )
         self.scheduler.on_placed = self.planner.placed
         self.served: dict[str, str] = {}

@@ -27,7 +27,7 @@ from simulator.cluster import (
 )
 from simulator.cluster.specification import POOL_TIERS
 
-PLANNER = TierPlannerConfig(actions="all", every_s=0.05, hold_s=0.1)  # at work all the time
+PLANNER = TierPlannerConfig(actions="all", every_s=0.05, hold_s=0.1, learns_from=0)  # at work all the time
 
 
 def simulate(
