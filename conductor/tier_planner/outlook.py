@@ -68,11 +68,6 @@ class Outlook:
         """What every holder has of a prefix's first blocks."""
         return Held(self, prefix, self.match(prefix, stop))
 
-    def used_fraction(self, place: Place, blocks: int, block_tokens: int) -> float:
-        """Of a site that holds so many blocks; 0 for a place that is none."""
-        site = self.sites.get(place)
-        return 0.0 if site is None else blocks * block_tokens / site.capacity_tokens
-
     def instances_of(self, model: str, now_s: float) -> Iterator[InstanceState]:
         """Candidates that serve a model."""
         return (i for i in self.cluster if i.serves(model) and i.is_candidate(now_s))

@@ -122,6 +122,7 @@ class TierPlanner:
                 del segment.held_at[gone]
         for place in places:
             self._contents.setdefault(place, {})
+        self._to_check = deque(self._contents)
 
     def placed(self, record: PlacementRecord, now_s: float) -> None:
         """A request was placed; takes a note of it."""

@@ -16,6 +16,7 @@ from conductor.tier_planner import PlannerSettings, Site, TierPlanner
 from conductor.tier_planning import TierPlanning
 
 HOST = Place(Holder("m0"), Tier.HOST)
+SITES = [Site(HOST, 100 * BLOCK, frozenset({"m0"}))]
 
 
 def planning(can: Callable[[], bool] = lambda: True) -> tuple[TierPlanning, ActionLedger]:
@@ -24,7 +25,7 @@ def planning(can: Callable[[], bool] = lambda: True) -> tuple[TierPlanning, Acti
     planner = TierPlanner(
         scheduler.cluster,
         scheduler.index,
-        [Site(HOST, 100 * BLOCK, frozenset({"m0"}))],
+        SITES,
         lambda kind, source, target: can(),
         PlannerSettings(kinds=frozenset({ActionKind.EVICT}), every_s=0.02, learns_from=0),
     )
@@ -35,7 +36,7 @@ def planning(can: Callable[[], bool] = lambda: True) -> tuple[TierPlanning, Acti
         hashes = sequence_hashes(asked.tokens, BLOCK)
         scheduler.index.store(HOST.holder, HOST.tier, Namespace("llama", BLOCK), hashes)
     ledger = ActionLedger()
-    return TierPlanning(planner, ledger, lambda: 100.0), ledger
+    return TierPlanning(planner, ledger, lambda: SITES, lambda: 100.0), ledger
 
 
 async def test_what_is_planned_is_ordered() -> None:
@@ -71,7 +72,7 @@ async def test_an_empty_cluster_plans_nothing() -> None:
     ledger = ActionLedger()
     scheduler = make_scheduler("m")
     planner = TierPlanner(scheduler.cluster, scheduler.index, [], lambda *each: True)
-    loop = TierPlanning(planner, ledger, lambda: 1.0)
+    loop = TierPlanning(planner, ledger, list, lambda: 1.0)
     await loop.plan()
     assert ledger.records() == []
     assert np.isclose(loop.planning_s, 0.0)
