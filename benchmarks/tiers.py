@@ -4,6 +4,9 @@ Every request of a workload goes through one cache. Hit rates are those of block
 `RetainedBlocks` knows of the future is nothing: the model learns from each request as it comes, from the first one
 on. With ``--traces`` the directory of Mooncake's published traces: 5,860 blocks of 512 tokens for the conversation
 and the synthetic trace. Generated workloads get room for a tenth of their blocks.
+
+Then the first workload's first requests are simulated on the shipped cluster h100-4-tiers with the tier planner off
+and on, and the planner's CPU time is taken at 1,000 instances, whose host tiers are full.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,20 @@ import numpy as np
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
 
+from cache_index import Holder, Namespace, Tier
+from conductor.catalogue import LLAMA_8B_H100
+from conductor.placement import Objectives, Usage
+from conductor.policies import make_policy
 from conductor.reuse import RetainedBlocks, ReuseModel
+from conductor.tier_planner import PlannerSettings, TierPlanner
+from simulator.cluster import BLOCK_TOKENS, ClusterSpec, make_scheduler, uniform
+from simulator.cluster.layout import MODEL
+from simulator.cluster.simulation import placement_request
+from simulator.cluster.tier_actions import can_do, sites_of
+from simulator.experiments.clusters import find_cluster
+from simulator.experiments.point import simulate
+from simulator.experiments.workload import Load, requests_at
+from simulator.report import summary
 from simulator.workloads import (
     TraceRecord,
     belady_hits,
@@ -146,6 +162,52 @@ def evaluate(workload: Workload, quick: bool) -> dict[str, Any]:
     return result
 
 
+def simulated(workload: Workload, requests: int, *, plans: bool) -> dict[str, float]:
+    """Times to first token of the workload's first requests on the shipped cluster with little memory."""
+    setup = find_cluster("h100-4-tiers")
+    if plans:
+        setup = setup.with_settings([("scheduling.tier_planner.actions", "all")])
+    cluster = setup.make()
+    found = simulate(cluster, requests_at(list(workload.records[:requests]), Load()))
+    ttft = summary(found, cluster.scheduling.objectives_s())["time_to_first_token"]
+    return {"mean_ttft_s": round(ttft["avg"] / 1e3, 4), "p90_ttft_s": round(ttft["p90"] / 1e3, 4)}
+
+
+def planner_cores(instances: int, requests_per_s: int, seconds: int) -> float:
+    """CPU seconds a second that plans take: chats over many instances, whose host tiers are full."""
+    host_blocks = 500
+    cluster = ClusterSpec(
+        tuple(
+            replace(each, tier_tokens={Tier.HOST: host_blocks * BLOCK_TOKENS})
+            for each in uniform(str(instances), LLAMA_8B_H100).instances
+        )
+    )
+    scheduler = make_scheduler(cluster, make_policy("least_loaded"), Objectives())
+    index = scheduler.index
+    planner = TierPlanner(
+        scheduler.cluster, index, sites_of(cluster), can_do, PlannerSettings(), id_prefix="t"
+    )
+    scheduler.on_placed = planner.placed
+    namespace = Namespace(MODEL, BLOCK_TOKENS)
+    records = generate("chat", requests_per_s * seconds, float(requests_per_s), seed=1)
+    asked = requests_at(records, Load()).requests
+    # Full tiers: blocks of prompts that nobody remembers.
+    filler = np.arange(1, host_blocks + 1, dtype=np.uint64) << np.uint64(20)
+    for number, spec in enumerate(cluster.instances):
+        index.store(Holder(spec.name), Tier.HOST, namespace, filler + np.uint64(number))
+    next_s, cpu_ns = 1.0, 0
+    for request in asked:
+        while request.arrival_s >= next_s:
+            begun_ns = time.thread_time_ns()
+            planner.plan(next_s)
+            cpu_ns += time.thread_time_ns() - begun_ns
+            next_s += 1.0
+        placement = scheduler.place(placement_request(request), request.arrival_s)
+        index.store(Holder(placement.prefill.instance_id), Tier.HOST, namespace, request.hashes)
+        scheduler.finished(placement.placement_id, request.arrival_s, Usage(request.prompt_tokens, 1, 0))
+    return cpu_ns / 1e9 / max(next_s - 1.0, 1.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -162,6 +224,15 @@ def main() -> None:
         Workload(warm_up.name, warm_up.records, 64)
     )  # kernels are compiled or loaded before anything is timed
     results = [evaluate(workload, options.quick) for workload in workloads]
+    few = 1_500 if options.quick else 6_000
+    times = {
+        when: simulated(workloads[0], few, plans=plans) for when, plans in (("off", False), ("on", True))
+    }
+    for name in ("mean_ttft_s", "p90_ttft_s"):
+        results[0][name] = {when: figures[name] for when, figures in times.items()}
+    results[0]["planner_cores_1000_instances"] = round(
+        planner_cores(1_000, 200, 3 if options.quick else 30), 4
+    )
     if options.json:
         print(json.dumps({"benchmark": "tiers", **results[0], "results": results}))
         return
@@ -177,6 +248,13 @@ def main() -> None:
             f"{r['planner_hit_rate']:>9.3f}{r['belady_hit_rate']:>8.3f}{gap:>7}{r['observe_us']:>12.1f}"
             f"{r['keep_us']:>9.1f}"
         )
+    first = results[0]
+    for name in ("mean_ttft_s", "p90_ttft_s"):
+        off, on = first[name]["off"], first[name]["on"]
+        print(f"{name} of its first {few} requests, simulated: planner off {off}, on {on}")
+    print(
+        f"planner at 1,000 instances and 200 requests/s: {first['planner_cores_1000_instances']:.3f} of a core"
+    )
 
 
 if __name__ == "__main__":

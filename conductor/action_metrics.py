@@ -8,13 +8,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from conductor.action_runner import ActionRunner
+from conductor.tier_planning import TierPlanning
 
 
 class ActionCollector(Collector):
     """Actions by kind, executor and outcome; what they moved, how long they took and what they promised."""
 
-    def __init__(self, runner: ActionRunner) -> None:
+    def __init__(self, runner: ActionRunner, planning: TierPlanning | None = None) -> None:
         self._runner = runner
+        self._planning = planning
 
     def collect(self) -> Iterator[Metric]:
         ledger = self._runner.ledger
@@ -53,3 +55,10 @@ class ActionCollector(Collector):
         for executor, count in self._runner.faults.items():
             faults.add_metric([executor], count)
         yield faults
+        if self._planning is not None:
+            yield CounterMetricFamily(
+                "conductor_tier_plans", "Rounds of the tier planner", value=self._planning.plans
+            )
+            yield CounterMetricFamily(
+                "conductor_tier_planning_seconds", "Time that they took", value=self._planning.planning_s
+            )

@@ -39,6 +39,7 @@ from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
 from conductor.policies import make_policy
 from conductor.tier_config import ExecutorsConfig, TiersConfig
+from conductor.tier_planner_config import TierPlannerConfig
 
 Positive = Annotated[float, Field(gt=0)]
 PortNumber = Annotated[int, Field(ge=0, le=65535)]
@@ -298,6 +299,7 @@ class Config(BaseSettings):
     shared_pools: list[SharedPoolConfig] = []
     executors: ExecutorsConfig = ExecutorsConfig()
     tiers: TiersConfig = TiersConfig()
+    tier_planner: TierPlannerConfig = TierPlannerConfig()
     api_keys: list[ApiKeyConfig] = []
     state_dir: Path | None = None
 

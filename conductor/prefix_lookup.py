@@ -59,7 +59,7 @@ class IndexLookup:
         hashes = self._hashes_of(request, group.namespace.block_size)
         if hashes is None:
             return None
-        namespace = _namespace(request, group)
+        namespace = namespace_of(request, group)
         levels = self._matcher.match(namespace, request.tokens, cache_salt=request.cache_salt, hashes=hashes)
         if self._pools is not None:
             self._pools.raise_levels(levels)
@@ -71,7 +71,7 @@ class IndexLookup:
     ) -> None:
         hashes = self._hashes_of(request, group.namespace.block_size)
         if hashes is not None:
-            self._expected.expect(placement_id, holder, _namespace(request, group), hashes)
+            self._expected.expect(placement_id, holder, namespace_of(request, group), hashes)
 
     def prefill_ended(self, placement_id: str) -> None:
         self._expected.ended(placement_id)
@@ -93,7 +93,8 @@ class IndexLookup:
         return hashes
 
 
-def _namespace(request: PlacementRequest, group: CacheGroup) -> Namespace:
+def namespace_of(request: PlacementRequest, group: CacheGroup) -> Namespace:
+    """Under which a request's blocks stand in the index: those of a tenant are its own."""
     if request.cache_tenant == group.namespace.tenant:
         return group.namespace
     return replace(group.namespace, tenant=request.cache_tenant)

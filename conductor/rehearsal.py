@@ -11,7 +11,17 @@ from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.placement import Objectives, PlacementRequest, Role, Usage
 from conductor.policies import make_policy
+from conductor.reuse import ReuseModel
 from conductor.scheduler import Scheduler
+
+
+def rehearse_reuse() -> None:
+    """The same of what a tier planner learns."""
+    model, prompt = ReuseModel(16, accesses=128), np.arange(1, 5, dtype=np.uint64)
+    model.observe(prompt, 0.0)
+    model.reuse_probabilities(prompt, 2.0, 1.0)
+    model.retention_values(prompt, 1.0)
+    model.expected_return(prompt, 1.0)
 
 
 def rehearse() -> None:

@@ -8,7 +8,7 @@ REST API and the simulator drive the same object.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cache_index import CacheIndex
 from conductor.admission import Gate
@@ -73,6 +73,7 @@ class Scheduler:
         self._lookup = IndexLookup(index) if lookup is None else lookup
         self._books = Books(cluster, self._lookup, calibrations, objectives.tbt_share)
         self._decider = Decider(cluster, index, self._lookup, self.gate, objectives, aliases or {})
+        self.on_placed: Callable[[PlacementRecord, float], None] | None = None  # must return at once
         self._id_prefix = id_prefix
         self._placed = 0
         self._active: dict[str, PlacementRecord] = {}
@@ -98,6 +99,8 @@ class Scheduler:
         for dropped in self.records.add(record):
             self._decider.recycle(dropped)
         self._circuits.placed(record)
+        if self.on_placed is not None:
+            self.on_placed(record, now_s)
         self._assumed.placed(record, now_s)
         self.outcomes.placed(record, len(self._active))
         return record.placement

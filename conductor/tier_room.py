@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cache_index import CacheIndex
+from cache_index import CacheIndex, Holder
+from cache_index.lmcache_directory import is_lmcache
+from cache_index.lmcache_keys import CHUNK_TOKENS
 from conductor.actions import Place
 from conductor.cluster import DEFAULT_BLOCK_SIZE, Cluster
 
@@ -12,7 +14,8 @@ from conductor.cluster import DEFAULT_BLOCK_SIZE, Cluster
 class TierRoom:
     """``capacities`` are bytes by instance id and tier name; other places have no known bound.
 
-    Blocks are taken to be as large as those of the instance's own class, or of the cluster's first instance.
+    Blocks are taken to be as large as those of the instance's own class, or of the cluster's first instance;
+    LMCache's chunks to have `CHUNK_TOKENS` tokens of it.
     """
 
     def __init__(
@@ -40,4 +43,6 @@ class TierRoom:
         if instance is None:
             return 0.0
         size = instance.block_size or DEFAULT_BLOCK_SIZE
+        if is_lmcache(Holder(instance_id)):
+            size = CHUNK_TOKENS
         return size * instance.instance_class.kv_bytes_per_token

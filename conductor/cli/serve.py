@@ -41,7 +41,7 @@ from conductor.cli.logs import configure_logs
 from conductor.cli.one_process_front import OneProcessFront
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_services import make_services, tokenizer_folders
-from conductor.cli.tier_services import make_runner, start_runner
+from conductor.cli.tier_services import make_planning, make_runner, start_runner
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker_front import WorkerFront
@@ -59,7 +59,7 @@ from conductor.placement import Objectives
 from conductor.placement_metrics import PlacementCollector
 from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
-from conductor.rehearsal import rehearse
+from conductor.rehearsal import rehearse, rehearse_reuse
 from conductor.rest import Reservations, make_rest_router
 from conductor.scheduler import Scheduler
 from conductor.shared_pools import SharedPool
@@ -124,6 +124,8 @@ def serve(
     configure_logs(config.log.level, config.log.format)
     raise_file_limit()
     rehearse()
+    if config.tier_planner.enabled:
+        rehearse_reuse()
     uvloop.run(_serve(config))
 
 
@@ -190,7 +192,8 @@ async def _serve(config: Config) -> None:
         registry.register(PlacementCollector(scheduler, clock, reservations, journal))
         embedded = [] if emulated is None else emulated.instances()
         actions = make_runner(config, cluster, feeds, client, clock, stack, embedded)
-        registry.register(ActionCollector(actions))
+        planning = make_planning(config, scheduler, actions, feeds, clock, id_prefix, embedded)
+        registry.register(ActionCollector(actions, planning))
         orders = CacheOrders(
             actions, cluster, index, feeds.prompts, clock, aliases=scheduler.aliases, id_prefix=id_prefix
         )
@@ -257,6 +260,8 @@ async def _serve(config: Config) -> None:
             unfollow_load=loads.unfollow,
         )
         await start_runner(actions, feeds, stack)
+        if planning is not None:
+            stack.callback(asyncio.create_task(planning.plan_forever()).cancel)
         monitor.start()
         membership.watcher = monitor
         stack.push_async_callback(monitor.close)

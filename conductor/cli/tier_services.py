@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import httpx
+import numpy as np
+from numpy.typing import NDArray
 
 from cache_index.lmcache_directory import server_holder
+from cache_index.prompt_match import PromptMatcher
 from conductor.action_ledger import ActionLedger
 from conductor.action_runner import ActionRunner
-from conductor.actions import Executor
+from conductor.actions import Executor, Prefix
 from conductor.cli.event_feeds import EventFeeds
+from conductor.cli.tier_sites import TierSites
 from conductor.cluster import Cluster
 from conductor.config import Config, InstanceConfig
 from conductor.configuration_faults import ConfigError
@@ -25,11 +30,15 @@ from conductor.executors import (
     MooncakeExecutor,
     MooncakeStore,
 )
+from conductor.scheduler import Scheduler
 from conductor.tier_config import MooncakePoolConfig
+from conductor.tier_planner import TierPlanner
+from conductor.tier_planning import TierPlanning
 from conductor.tier_room import TierRoom
 
 _CLOSE_GRACE_S = 2.0
 _CHECK_S = 1.0
+_NO_TOKENS = np.empty(0, np.uint32)
 
 
 def make_runner(
@@ -80,6 +89,43 @@ async def _watch_servers(runner: ActionRunner, feeds: EventFeeds) -> None:
         for gone in known - now:
             runner.holder_left(gone)
         known = now
+
+
+def make_planning(
+    config: Config,
+    scheduler: Scheduler,
+    runner: ActionRunner,
+    feeds: EventFeeds,
+    clock: Callable[[], float],
+    id_prefix: str,
+    embedded: Sequence[InstanceConfig] = (),
+) -> TierPlanning | None:
+    """None without a planner; it hears of every placement from now on."""
+    if not config.tier_planner.enabled:
+        return None
+    sites = TierSites(config, scheduler.cluster, feeds, embedded)
+    planner = TierPlanner(
+        scheduler.cluster,
+        scheduler.index,
+        (),
+        lambda kind, source, target: runner.executor_for(kind, source, target) is not None,
+        config.tier_planner.settings(),
+        match=partial(_match, feeds.prompts),
+        id_prefix=f"{id_prefix}t",
+    )
+    scheduler.on_placed = planner.placed
+    return TierPlanning(planner, runner.ledger, sites.now, clock)
+
+
+def _match(prompts: PromptMatcher, prefix: Prefix, stop: int) -> NDArray[np.int32]:
+    """With what LMCache's servers hold, which only the tokens of a prompt can tell."""
+    tokens = _NO_TOKENS if prefix.token_ids is None else prefix.token_ids
+    return prompts.match(
+        prefix.namespace,
+        tokens[: stop * prefix.namespace.block_size],
+        cache_salt=prefix.cache_salt,
+        hashes=prefix.hashes[:stop],
+    )
 
 
 def _executors(

@@ -15,10 +15,11 @@ def warm() -> None:
     started_s = time.monotonic()
     with console.status("compiling kernels"):
         import cache_index
-        from conductor.rehearsal import rehearse
+        from conductor.rehearsal import rehearse, rehearse_reuse
         from simulator.cluster.kernels import compile_all
 
         cache_index.warm()
         rehearse()
+        rehearse_reuse()
         compile_all()
     console.print(f"kernels ready after {time.monotonic() - started_s:.1f} s")

@@ -23,8 +23,10 @@ from conductor.cluster_shape import read_cluster_shape
 from conductor.config import AdmissionConfig, ObjectivesConfig, Positive
 from conductor.configuration_faults import ConfigError, did_you_mean, explain
 from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed, Topology
+from conductor.link_budgets import LinkBudget
 from conductor.placement import Objectives, Role
 from conductor.policies import make_policy
+from conductor.tier_planner_config import TierPlannerConfig
 from simulator.cluster.sizes import Size, read_size
 from simulator.cluster.specification import ROLE_LETTERS, ClusterSpec, InstanceSpec, Outage, PoolSpec
 
@@ -95,6 +97,18 @@ class OutageSection(_Section):
     for_s: Positive
 
 
+class TierPlannerSection(TierPlannerConfig):
+    """``link_bytes_per_s`` is the most that actions may move over each link, in each direction."""
+
+    link_bytes_per_s: Positive | None = None
+
+    def budget(self) -> LinkBudget:
+        """A link may run ahead of its budget by ten seconds' worth."""
+        if self.link_bytes_per_s is None:
+            return LinkBudget()
+        return LinkBudget(bytes_per_s=self.link_bytes_per_s, burst_bytes=10 * self.link_bytes_per_s)
+
+
 class SchedulingSection(_Section):
     """How requests are placed, as in the configuration of `conductor serve`."""
 
@@ -103,6 +117,7 @@ class SchedulingSection(_Section):
     seed: int = 0
     objectives: ObjectivesConfig = ObjectivesConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    tier_planner: TierPlannerSection = TierPlannerSection()
 
     @model_validator(mode="after")
     def _known_policy(self) -> SchedulingSection:

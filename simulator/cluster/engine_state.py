@@ -85,6 +85,7 @@ def make_state(
         links=np.full(links, np.inf),
         link_flows=np.zeros(links, _INT),
         distances=np.array([[cluster.links[d].bytes_per_s, cluster.links[d].latency_s] for d in Distance]),
+        copies=np.full((16, k.P_COLUMNS), k.NONE, _INT),
         flows=np.zeros((8 * batch, k.L_COLUMNS), _INT),
         flow_s=np.zeros((8 * batch, k.M_COLUMNS)),
         timers=np.zeros(4 * batch, _INT),
@@ -97,6 +98,7 @@ def make_state(
     chain(state.events, k.V_NEXT, 0, k.NONE)
     chain(state.segments, 2, 0, k.NONE)
     chain(state.residencies, k.R_NEXT, 0, k.NONE)
+    chain(state.copies, k.P_NEXT, 0, k.NONE)
     topology = Topology(cluster.links)
     for number, instance in enumerate(cluster.instances):
         _set_engine(state, number, instance, topology)
@@ -147,7 +149,7 @@ def chain(rows: Ints, column: int, start: int, last: int) -> None:
 def _set_stores(state: Arrays, cluster: ClusterSpec, stores: Sequence[Store], block_tokens: int) -> None:
     for store, place in enumerate(stores):
         state.stores[store] = k.NONE
-        state.stores[store, k.S_IDLE] = 0
+        state.stores[store, k.S_IDLE] = state.stores[store, k.S_PINNED] = 0
         state.stores[store, k.S_CAPACITY] = place.capacity_tokens // block_tokens
         if place.tier is Tier.DEVICE:
             state.engines[place.owner, k.E_DEVICE] = store

@@ -10,20 +10,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_index import Tier
 from cache_index.kernel_set import entry_point
+from simulator.cluster.copies import route
 from simulator.cluster.engine_state import chain, make_state, stores_of
 from simulator.cluster.kernels import (
     advance,
     compile_all,
+    copy,
+    discard,
     drain,
     drop,
     hand_on,
     kill,
+    pin,
     read_gauges,
     submit,
+    unpin,
 )
 from simulator.cluster.kernels import layout as k
 from simulator.cluster.kernels.arrays import Floats, Ints, Words, addresses
+from simulator.cluster.kernels.copies import NO_ROOM
 from simulator.cluster.specification import ClusterSpec
 
 _INT = np.int64
@@ -39,6 +46,7 @@ _COLUMNS_GROW: Final = ("log_s", "log_steps")  # the others grow by rows
 _CHAINS: Final = {
     "work": (k.W_NEXT, k.C_FREE_WORK),
     "events": (k.V_NEXT, k.C_FREE_EVENT),
+    "copies": (k.P_NEXT, k.C_FREE_COPY),
     "segments": (2, k.C_FREE_SEGMENT),
 }
 
@@ -139,6 +147,40 @@ class Engines:
             for leg in legs
         )
 
+    def copy(
+        self, number: int, source: int, target: int, load: Load, start: int, stop: int, now_s: float
+    ) -> int:
+        """Begin to copy blocks of a request's prompt from store to store; a notice tells the end by ``number``.
+
+        Returns how many are to move: fewer than asked for where the target has some, 0 when it has all, -1 when
+        the source has not even the first; then nothing is begun. Raises ValueError for stores without a link.
+        """
+        way = route(self._state, self.stores[source], self.stores[target])
+        while True:
+            moved: int = copy(
+                self._address, number, source, target, load.first_hash, start, stop, way.links,
+                way.cap_bytes_per_s, way.latency_s, way.kv_bytes_per_token, now_s,
+            )  # fmt: skip
+            if moved != NO_ROOM:
+                return moved
+            self._enlarge("copies", "flows", "flow_s")
+
+    def discard(self, store: int, load: Load, start: int, stop: int) -> int:
+        """Drop blocks of a request's prompt that nobody refers to; how many there were."""
+        while True:
+            dropped: int = discard(self._address, store, load.first_hash, start, stop)
+            if dropped != NO_ROOM:
+                return dropped
+            self._enlarge("events")
+
+    def pin(self, store: int, load: Load, start: int, stop: int) -> int:
+        """Keep blocks of a host, a disk or a pool until they are unpinned; how many of the range are."""
+        return int(pin(self._address, store, load.first_hash, start, stop))
+
+    def unpin(self, store: int, load: Load, start: int, stop: int) -> int:
+        """How many blocks were pinned; they may go again."""
+        return int(unpin(self._address, store, load.first_hash, start, stop))
+
     def advance(self, now_s: float, until_s: float) -> tuple[float, list[list[float]]]:
         """Let time go on until something is to be told, or ``until_s``: when that is, and the notices."""
         counters = self._state.counters
@@ -189,7 +231,7 @@ class Engines:
     def cached_tokens(self) -> Ints:
         """Of each store: tokens in blocks that can be found, in use or not."""
         state = self._state
-        blocks = state.stores[:, k.S_IDLE].copy()
+        blocks = state.stores[:, k.S_IDLE] + state.stores[:, k.S_PINNED]
         blocks[state.engines[:, k.E_DEVICE]] += state.engines[:, k.E_REFERRED]
         tokens: Ints = blocks * state.counters[k.C_BLOCK_TOKENS]
         return tokens
@@ -241,7 +283,11 @@ class Engines:
         unused = kept[kept[:, k.R_REFERENCES] == 0]
         idle = np.bincount(unused[:, k.R_STORE], minlength=len(state.stores))
         assert (idle == state.stores[:, k.S_IDLE]).all(), "idle blocks are miscounted"
-        assert (idle <= state.stores[:, k.S_CAPACITY]).all(), "a store is over its capacity"
+        slower = np.array([store.tier is not Tier.DEVICE for store in self.stores])
+        pinned = np.bincount(kept[kept[:, k.R_REFERENCES] > 0, k.R_STORE], minlength=len(state.stores))
+        assert (pinned[slower] == state.stores[slower, k.S_PINNED]).all(), "pinned blocks are miscounted"
+        held = idle + state.stores[:, k.S_PINNED]
+        assert (held <= state.stores[:, k.S_CAPACITY]).all(), "a store is over its capacity"
         assert (state.table != k.NONE).sum() == len(kept), "the table of blocks has lost some"
         flows = int(state.counters[k.C_FLOWS])
         users, moved = np.zeros(len(state.links), _INT), np.zeros(len(state.links))

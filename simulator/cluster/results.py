@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
@@ -64,6 +64,15 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class ActionsDone:
+    """Tier actions of one kind that ended alike."""
+
+    actions: int
+    blocks: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Simulated:
     """All requests in the order of their end, and what the engines did."""
 
@@ -74,3 +83,4 @@ class Simulated:
     engine_runs: int  # steps, where several that grew evenly count as one
     computed_tokens: int  # of prompts
     timeline: Timeline
+    tier_actions: dict[str, dict[str, ActionsDone]] = field(default_factory=dict)  # by kind and end

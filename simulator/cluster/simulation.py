@@ -17,6 +17,7 @@ import numpy as np
 from cache_index import Holder, Namespace, Tier
 from conductor.cluster import ReportedLoad
 from conductor.dispatcher import Dispatcher
+from conductor.link_budgets import LinkBudget
 from conductor.placement import (
     FailureKind,
     Held,
@@ -28,6 +29,7 @@ from conductor.placement import (
     Usage,
 )
 from conductor.scheduler import Scheduler
+from conductor.tier_planner_config import TierPlannerConfig
 from simulator.cluster.engine_state import Store, stores_of
 from simulator.cluster.engines import Engines, Load, flat_hashes
 from simulator.cluster.kernels import layout as k
@@ -35,6 +37,7 @@ from simulator.cluster.layout import MODEL
 from simulator.cluster.looks import Looks
 from simulator.cluster.results import Outcome, RequestResult, Simulated
 from simulator.cluster.specification import POOL_TIERS, ClusterSpec, Outage
+from simulator.cluster.tier_actions import TierActions
 from simulator.cluster.workload import BLOCK_TOKENS, Request
 
 POLL_S: Final = 1.0  # between two looks at engines' gauges, as `conductor serve` does by default
@@ -54,7 +57,8 @@ class _UnderWay(msgspec.Struct):
 class ClusterSimulation:
     """One trace through the scheduler that `make_scheduler` made of the same cluster and ``block_tokens``.
 
-    A ``dispatcher`` over that scheduler may hold requests back; without one they are placed as they arrive.
+    A ``dispatcher`` over that scheduler may hold requests back; without one they are placed as they arrive. A
+    ``tier_planner`` moves, keeps and drops what slower tiers and pools hold, within ``action_budget`` of each link.
     ``step_by_step`` never takes two steps of an engine at once: slow, and the oracle of the closed form.
     Raises ValueError for an instance, a tier of one or a pool that does not hold a block.
     """
@@ -67,6 +71,8 @@ class ClusterSimulation:
         *,
         block_tokens: int = BLOCK_TOKENS,
         step_by_step: bool = False,
+        tier_planner: TierPlannerConfig | None = None,
+        action_budget: LinkBudget | None = None,
     ) -> None:
         for store in stores_of(cluster):
             if store.capacity_tokens < block_tokens:
@@ -86,6 +92,9 @@ class ClusterSimulation:
         self._outages = _changes_of(cluster.outages)
         self._next_poll_s = 0.0
         self._looks = Looks(tuple(self._numbers))
+        self._tier_planner = tier_planner
+        self._action_budget = action_budget or LinkBudget()
+        self._tiers: TierActions | None = None
 
     def run(self, requests: Iterable[Request], on_end: Callable[[], None] = lambda: None) -> Simulated:
         """Simulate until every request has ended; ``on_end`` is called for each. To be called once.
@@ -116,6 +125,18 @@ class ClusterSimulation:
         self._kv_tokens: list[int] = self.engines.kv_tokens.tolist()  # whole blocks
         self._holders = _holders_of(self._cluster, self.engines)
         self._namespace = Namespace(MODEL, self._block_tokens)
+        if self._tier_planner is not None:
+            self._tiers = TierActions(
+                self._tier_planner,
+                self._action_budget,
+                self._cluster,
+                self.scheduler,
+                self.engines,
+                self._holders,
+                workload,
+                self._first_hash,
+            )
+            self.scheduler.on_placed = self._tiers.placed
         arrivals = iter(workload)
         arrival = next(arrivals, None)
         now_s = 0.0
@@ -134,11 +155,14 @@ class ClusterSimulation:
             if arrival is not None and arrival.arrival_s <= now_s:
                 self._tell_index()
                 while arrival is not None and arrival.arrival_s <= now_s:
-                    self._ask(arrival, _asked(arrival, self._block_tokens), 0, now_s)
+                    self._ask(arrival, placement_request(arrival, self._block_tokens), 0, now_s)
                     arrival = next(arrivals, None)
             if self._held:
                 self._tell_index()
                 self._release(now_s)
+            if self._tiers is not None and now_s >= self._tiers.next_s:
+                self._tell_index()
+                self._tiers.plan(now_s)
             for _ in range(len(self._results) - told):
                 on_end()
             told = len(self._results)
@@ -152,11 +176,14 @@ class ClusterSimulation:
             engine_runs=self.engines.runs,
             computed_tokens=self.engines.computed_tokens,
             timeline=self._looks.timeline(self.engines.kv_tokens),
+            tier_actions=self._tiers.done() if self._tiers is not None else {},
         )
 
     def _next_time_s(self, now_s: float) -> float:
         """Until when nothing from outside the engines happens, arrivals apart."""
         next_s = self._next_poll_s if self._under_way else inf
+        if self._tiers is not None and self._under_way:
+            next_s = min(next_s, self._tiers.next_s)
         if self._outages:
             next_s = min(next_s, self._outages[0][0])
         if self._held:
@@ -220,6 +247,10 @@ class ClusterSimulation:
 
     def _told(self, notice: list[float], now_s: float) -> None:
         kind, number = notice[k.N_KIND], int(notice[k.N_NUMBER])
+        if kind == k.COPIED:
+            assert self._tiers is not None
+            self._tiers.copied(number, int(notice[k.N_CACHED]), now_s)
+            return
         under_way = self._under_way.get(number)
         if under_way is None:
             return  # it was given up at this very time
@@ -311,6 +342,8 @@ class ClusterSimulation:
         self._tell_index()
         self.engines.kill(number, now_s)
         self.scheduler.instance_down(name, "it died")
+        if self._tiers is not None:
+            self._tiers.died(name, now_s)
         failure = InstanceFailure(name, FailureKind.UNREACHABLE, "it died")
         for victim in victims:
             self.scheduler.failed(victim.placement.placement_id, now_s, failure)
@@ -318,7 +351,7 @@ class ClusterSimulation:
                 self._lost(victim.request, Outcome.FAILED, victim.retries)
                 continue
             asked = msgspec.structs.replace(
-                _asked(victim.request, self._block_tokens),
+                placement_request(victim.request, self._block_tokens),
                 excluded=frozenset({name}),
                 retry_of=victim.placement.placement_id,
                 arrived_s=victim.request.arrival_s,
@@ -347,7 +380,8 @@ class ClusterSimulation:
             self.scheduler.report_load(name, 0, load)
 
 
-def _asked(request: Request, block_tokens: int) -> PlacementRequest:
+def placement_request(request: Request, block_tokens: int = BLOCK_TOKENS) -> PlacementRequest:
+    """A simulated request as the scheduler is asked for it: by its hashes alone."""
     return PlacementRequest(
         str(request.number),
         MODEL,

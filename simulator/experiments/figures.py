@@ -26,6 +26,14 @@ def _rejected_percent(figures: Figures) -> float | None:
     return 100.0 * outcomes["rejected"] / sum(outcomes.values()) if outcomes else None
 
 
+def _moved_gb(figures: Figures) -> float | None:
+    kinds = figures.get("tier_actions")
+    if kinds is None:
+        return None
+    moved: int = sum(done["moved_bytes"] for outcomes in kinds.values() for done in outcomes.values())
+    return moved / 1e9
+
+
 def _at(*path: str, scale: float = 1.0) -> Callable[[Mapping[str, Any]], float | None]:
     def value(figures: Mapping[str, Any]) -> float | None:
         found: Any = figures
@@ -49,6 +57,10 @@ FIGURES: Final[dict[str, Figure]] = {
     "p99_tbt_ms": Figure("p99 TBT ms", 1, _at("longest_tenth_token_latency", "p99")),
     "mean_itl_ms": Figure("mean ITL ms", 1, _at("inter_token_latency", "avg")),
     "reuse_percent": Figure("reuse %", 1, _at("prefix_cache_reused_ratio", scale=100)),
+    "device_percent": Figure("from device %", 1, _at("reuse_by_tier", "device", "ratio", scale=100)),
+    "host_percent": Figure("from host %", 1, _at("reuse_by_tier", "host", "ratio", scale=100)),
+    "remote_percent": Figure("from pool %", 1, _at("reuse_by_tier", "remote", "ratio", scale=100)),
+    "moved_gb": Figure("moved GB", 0, _moved_gb),
     "load_variation": Figure("load CV", 2, _at("load_variation")),
     "requests": Figure("served", 0, _at("request_count")),
     "rejected": Figure("rejected", 0, _at("outcomes", "rejected")),

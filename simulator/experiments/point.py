@@ -90,7 +90,13 @@ def simulate(
     )
     dispatcher = make_dispatcher(scheduling.admission, scheduler)
     simulation = ClusterSimulation(
-        scheduler, cluster, dispatcher, block_tokens=workload.block_tokens, step_by_step=step_by_step
+        scheduler,
+        cluster,
+        dispatcher,
+        block_tokens=workload.block_tokens,
+        step_by_step=step_by_step,
+        tier_planner=scheduling.tier_planner if scheduling.tier_planner.enabled else None,
+        action_budget=scheduling.tier_planner.budget(),
     )
     return simulation.run(workload.requests, on_end)
 

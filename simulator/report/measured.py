@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from conductor.placement import Objectives
-from simulator.cluster.results import Outcome, RequestResult, Simulated, Timeline
+from simulator.cluster.results import ActionsDone, Outcome, RequestResult, Simulated, Timeline
 from simulator.report.statistics import Column
 
 SLOWER_TIERS: Final = ("host", "disk", "pod", "remote", "peer")  # a peer: the device of another instance
@@ -44,6 +44,7 @@ class Measured:
     retries: int
     preemptions: int | None = None
     tier_tokens: Mapping[str, int] | None = None  # reused tokens by where they came from
+    tier_actions: Mapping[str, Mapping[str, ActionsDone]] | None = None  # by kind, and how they ended
     load_variation: float | None = None
     busy_s: Mapping[str, float] | None = None
     timeline: Timeline | None = None
@@ -92,6 +93,7 @@ def measured(simulated: Simulated) -> Measured:
         retries=sum(result.retries for result in results),
         preemptions=sum(result.preemptions for result in results),
         tier_tokens={"device": reused - sum(slower.values()), **slower},
+        tier_actions=simulated.tier_actions,
         load_variation=simulated.load_variation,
         busy_s=simulated.busy_s,
         timeline=simulated.timeline,

@@ -58,6 +58,12 @@ class ReuseByTierPart(_Part):
     peer: ReusePart
 
 
+class TierActionsPart(_Part):
+    actions: int
+    blocks: int
+    moved_bytes: int
+
+
 class BoundsPart(_Part):
     mean_time_to_first_token: float
     good_request_count: float
@@ -100,6 +106,7 @@ class SummaryPart(_Part):
     total_usage_prompt_cache_read_tokens: int
     prefix_cache_reused_ratio: float
     reuse_by_tier: ReuseByTierPart | None
+    tier_actions: dict[str, dict[str, TierActionsPart]] | None = None  # by kind, and how they ended
     preemptions: int | None
     retries: int
     load_variation: float | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from math import isinf
 from typing import Any, Final
 
@@ -59,6 +60,11 @@ def summary(
         "total_usage_prompt_cache_read_tokens": round(cached_tokens),
         "prefix_cache_reused_ratio": ratio(cached_tokens, prompt_tokens),
         "reuse_by_tier": _reuse_by_tier(of, prompt_tokens),
+        "tier_actions": of.tier_actions
+        and {
+            kind: {outcome: asdict(done) for outcome, done in by_outcome.items()}
+            for kind, by_outcome in of.tier_actions.items()
+        },
         "preemptions": of.preemptions,
         "retries": of.retries,
         "load_variation": None if of.load_variation is None else rounded(of.load_variation),

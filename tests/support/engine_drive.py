@@ -67,6 +67,27 @@ class Drive:
         self.work: dict[int, int] = {}  # rows of requests under way
         self.spoke: set[int] = set()
         self.ended: dict[int, Ended] = {}
+        self.copied: dict[int, tuple[float, int]] = {}  # by number: when it ended, and blocks there then
+
+    def load(self, request: Request) -> Load:
+        return Load(
+            request.number,
+            request.prompt_tokens,
+            request.output_tokens,
+            self._first_hash[request.number],
+            len(request.hashes),
+        )
+
+    def copy(self, number: int, request: Request, source: int, target: int, stop: int, start: int = 0) -> int:
+        """Blocks of a request's prompt, from store to store."""
+        return self.engines.copy(number, source, target, self.load(request), start, stop, self.now_s)
+
+    def wait(self, until_s: float) -> None:
+        """Let time go on with nothing but copies under way."""
+        while self.now_s < until_s:
+            self.now_s, notices = self.engines.advance(self.now_s, until_s)
+            for notice in notices:
+                self._told(notice)
 
     def run(self, until_s: float = float("inf")) -> dict[int, Ended]:
         """Until all have ended, or ``until_s``."""
@@ -95,15 +116,8 @@ class Drive:
 
     def _submit(self, sent: Sent) -> None:
         request = sent.request
-        load = Load(
-            request.number,
-            request.prompt_tokens,
-            request.output_tokens,
-            self._first_hash[request.number],
-            len(request.hashes),
-        )
         self.work[request.number] = self.engines.submit(
-            load,
+            self.load(request),
             sent.engine,
             sent.decode_engine,
             plan_blocks=sent.plan_blocks,
@@ -113,6 +127,9 @@ class Drive:
 
     def _told(self, notice: list[float]) -> None:
         number = int(notice[k.N_NUMBER])
+        if notice[k.N_KIND] == k.COPIED:
+            self.copied[number] = self.now_s, int(notice[k.N_CACHED])
+            return
         assert number in self.work, "told of a request that is not under way"
         if notice[k.N_KIND] == k.PREFILLED:
             self.engines.hand_on(self.work[number])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -67,8 +68,10 @@ class RealServer:
 
 
 @contextmanager
-def real_servers(names: Sequence[str], folder: Path, *flags: str) -> Iterator[list[RealServer]]:
-    """They share ``folder`` as L2 and answer when this begins."""
+def real_servers(
+    names: Sequence[str], folder: Path, *flags: str, told_shared: bool = False
+) -> Iterator[list[RealServer]]:
+    """They share ``folder`` as L2, and say so if ``told_shared``; they answer when this begins."""
     with ExitStack() as stack:
         started = []
         for name in names:
@@ -76,7 +79,7 @@ def real_servers(names: Sequence[str], folder: Path, *flags: str) -> Iterator[li
             server = RealServer(
                 name, f"http://127.0.0.1:{http}", f"tcp://127.0.0.1:{rpc}", folder / f"{name}.log"
             )
-            l2 = f'{{"type":"fs","base_path":"{folder / "l2"}"}}'
+            l2 = json.dumps({"type": "fs", "base_path": str(folder / "l2"), "shared": told_shared})
             command = [
                 *(str(COMMAND), "server", "--instance-id", name, "--host", "127.0.0.1", "--port", str(rpc)),
                 *("--http-host", "127.0.0.1", "--http-port", str(http), "--disable-metrics"),

@@ -3,11 +3,25 @@
 from functools import cache
 
 from simulator.cluster.kernels.compilation import KERNELS
+from simulator.cluster.kernels.copies import copy, discard, pin, unpin
 from simulator.cluster.kernels.giving_up import drop, kill
 from simulator.cluster.kernels.progress import advance, hand_on, submit
 from simulator.cluster.kernels.telling import drain, read_gauges
 
-__all__ = ["advance", "compile_all", "drain", "drop", "hand_on", "kill", "read_gauges", "submit"]
+__all__ = [
+    "advance",
+    "compile_all",
+    "copy",
+    "discard",
+    "drain",
+    "drop",
+    "hand_on",
+    "kill",
+    "pin",
+    "read_gauges",
+    "submit",
+    "unpin",
+]
 
 
 @cache

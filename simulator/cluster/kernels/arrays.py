@@ -60,6 +60,7 @@ class Arrays(NamedTuple):
     links: Floats  # [link]: bytes per second
     link_flows: Ints  # [link]: that share it
     distances: Floats  # [distance, (bytes per second, latency)]
+    copies: Ints  # [copy, P_COLUMNS]
     flows: Ints  # [flow, L_COLUMNS]
     flow_s: Floats  # [flow, M_COLUMNS]
     timers: Ints  # work
@@ -135,6 +136,7 @@ events = _view("events", 2, types.int64)
 links = _view("links", 1, types.float64)
 link_flows = _view("link_flows", 1, types.int64)
 distances = _view("distances", 2, types.float64)
+copies = _view("copies", 2, types.int64)
 flows = _view("flows", 2, types.int64)
 flow_s = _view("flow_s", 2, types.float64)
 timers = _view("timers", 1, types.int64)

@@ -12,12 +12,14 @@ from simulator.cluster.kernels import arrays as a
 from simulator.cluster.kernels.admission import pause_decode, release
 from simulator.cluster.kernels.batches import cut_short
 from simulator.cluster.kernels.compilation import KERNELS
+from simulator.cluster.kernels.copies import copy_needs, end_copy, unpin_all
 from simulator.cluster.kernels.flows import end_flow
 from simulator.cluster.kernels.layout import (
     ARRIVED,
     C_BLOCK_TOKENS,
     C_FLOWS,
     C_TIMERS,
+    COPY,
     DECODING,
     DRAINING,
     E_ARRIVED,
@@ -40,6 +42,7 @@ from simulator.cluster.kernels.layout import (
     G_STAGE_FREE_S,
     HELD,
     L_GIVER,
+    L_SOURCE,
     L_WORK,
     LINKS_PER_ENGINE,
     LOADED,
@@ -192,7 +195,12 @@ def kill(state, engine, now_s):
     while flow < a.counters(state)[C_FLOWS]:
         work = a.flows(state)[flow, L_WORK]
         from_engine = a.flows(state)[flow, L_GIVER] // LINKS_PER_ENGINE == engine
-        if from_engine and a.work(state)[work, W_STANDS] == LOADING:
+        if a.flows(state)[flow, L_SOURCE] == COPY:
+            if copy_needs(state, flow, engine):
+                end_copy(state, flow, now_s)
+            else:
+                flow += 1
+        elif from_engine and a.work(state)[work, W_STANDS] == LOADING:
             compute_instead(state, work, now_s)
             flow = 0
         else:
@@ -211,6 +219,7 @@ def kill(state, engine, now_s):
             timer += 1
     for tier in (E_DEVICE, E_HOST, E_DISK):
         if row[tier] != NONE:
+            unpin_all(state, row[tier])
             clear(state, row[tier])
     for queue in (E_WAITING, E_WANTS_KV, E_ARRIVED, E_LOADED):
         row[queue] = row[queue + 1] = NONE

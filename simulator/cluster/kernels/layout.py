@@ -122,7 +122,8 @@ S_TAIL: Final = 1
 S_IDLE: Final = 2
 S_CAPACITY: Final = 3  # blocks
 S_EVENTS: Final = 4  # head, tail: not yet told
-S_COLUMNS: Final = 6
+S_PINNED: Final = 6  # blocks that stay until they are unpinned
+S_COLUMNS: Final = 7
 
 # ---- residencies: blocks in stores ----
 R_STORE: Final = 0
@@ -139,8 +140,18 @@ V_FIRST: Final = 3  # stored: where the chain begins, to name the block before
 V_NEXT: Final = 4
 V_COLUMNS: Final = 5
 
+# ---- copies between stores that nobody waits for ----
+P_NUMBER: Final = 0  # by which its end is told
+P_SOURCE: Final = 1  # stores
+P_TARGET: Final = 2
+P_HASHES: Final = 3  # where the chain's hashes begin
+P_START: Final = 4  # blocks of it
+P_STOP: Final = 5
+P_NEXT: Final = 6
+P_COLUMNS: Final = 7
+
 # ---- flows over links ----
-L_WORK: Final = 0  # that waits for it
+L_WORK: Final = 0  # that waits for it; of a copy, -2 less its row
 L_GIVER: Final = 1
 L_TAKER: Final = 2
 L_MORE: Final = 3  # more bytes will come: it does not end when it is through
@@ -152,6 +163,7 @@ M_BYTES_PER_S: Final = 2
 M_CAP_BYTES_PER_S: Final = 3
 M_COLUMNS: Final = 4
 HAND_OFF: Final = 9  # as source
+COPY: Final = 10
 
 # links by engine: out, in, host, disk; then one for each pool
 LINKS_PER_ENGINE: Final = 4
@@ -160,6 +172,7 @@ LINKS_PER_ENGINE: Final = 4
 PREFILLED: Final = 0
 FIRST_TOKEN: Final = 1
 FINISHED: Final = 2
+COPIED: Final = 3  # N_CACHED: blocks of its range that the target has
 N_KIND: Final = 0
 N_WORK: Final = 1
 N_NUMBER: Final = 2
@@ -190,7 +203,8 @@ C_TIMERS: Final = 11  # prompts in the later stages of pipelines
 C_EVENTS: Final = 12  # not yet told
 C_SEGMENTS: Final = 13  # in use
 C_RESUMES: Final = 14  # the shortage showed in the middle of what happens at one time
-C_COLUMNS: Final = 15
+C_FREE_COPY: Final = 15
+C_COLUMNS: Final = 16
 
 # what to make larger before going on
 ENOUGH: Final = 0

@@ -11,6 +11,7 @@ from cache_index.kernel_set import subroutine
 from simulator.cluster.kernels import arrays as a
 from simulator.cluster.kernels.batches import begin
 from simulator.cluster.kernels.compilation import KERNELS
+from simulator.cluster.kernels.copies import copied
 from simulator.cluster.kernels.flows import end_flow, next_flow, rest_flow
 from simulator.cluster.kernels.hand_offs import want_kv
 from simulator.cluster.kernels.layout import (
@@ -19,6 +20,7 @@ from simulator.cluster.kernels.layout import (
     C_RESUMES,
     C_SHORT,
     C_TOUCHED,
+    COPY,
     DECODE,
     E_RESERVED,
     E_TOUCHED,
@@ -54,7 +56,13 @@ from simulator.cluster.kernels.layout import (
 )
 from simulator.cluster.kernels.outcomes import finish, loaded, received, through
 from simulator.cluster.kernels.queues import first_to_end, push_back, touch
-from simulator.cluster.kernels.shortages import events_of_begin, events_of_commit, events_of_finish, shortage
+from simulator.cluster.kernels.shortages import (
+    events_of_begin,
+    events_of_commit,
+    events_of_finish,
+    shortage,
+    shortage_of_copy,
+)
 from simulator.cluster.kernels.timers import end_timer, next_timer
 
 _INT, _SECONDS = types.int64, types.float64
@@ -172,6 +180,13 @@ def advance(state, now_s, until_s):
                 rest_flow(state, flow, now_s)
                 continue
             work, source = a.flows(state)[flow, L_WORK], a.flows(state)[flow, L_SOURCE]
+            if source == COPY:
+                counters[C_SHORT] = shortage_of_copy(state, flow)
+                if counters[C_SHORT] != ENOUGH:
+                    counters[C_RESUMES] = 1
+                    return now_s
+                copied(state, flow, now_s)
+                continue
             events = events_of_commit(state, work, a.work(state)[work, W_PROMPT])
             counters[C_SHORT] = shortage(state, a.work(state)[work, W_ENGINE], events)
             if counters[C_SHORT] != ENOUGH:

@@ -18,6 +18,9 @@ from simulator.cluster.kernels.layout import (
     E_LOG_SIZE,
     E_REFERRED,
     ENOUGH,
+    L_WORK,
+    P_START,
+    P_STOP,
     S_IDLE,
     SHORT_OF_EVENTS,
     SHORT_OF_FLOWS,
@@ -78,4 +81,16 @@ def shortage(state, engine, events):
         forget_runs(state, engine)
         if 2 * a.engines(state)[engine, E_LOG_SIZE] > a.log_steps(state).shape[1]:
             return SHORT_OF_LOG
+    return ENOUGH
+
+
+@subroutine
+def shortage_of_copy(state, flow):
+    """What has to be made larger before a copy ends."""
+    copy = a.copies(state)[-2 - a.flows(state)[flow, L_WORK]]
+    counters = a.counters(state)
+    if counters[C_EVENTS] + 2 * (copy[P_STOP] - copy[P_START]) > a.events(state).shape[0]:
+        return SHORT_OF_EVENTS
+    if counters[C_NOTICES] + 1 > a.notices(state).shape[0]:
+        return SHORT_OF_NOTICES
     return ENOUGH

@@ -1,8 +1,8 @@
 """Stores of blocks: who has which, and which goes first when room is needed.
 
 One open-addressing table over (store, hash) for all stores. Blocks of a device that requests refer to are not in
-its list of idle ones; a slower tier or a pool has idle ones only, least recently used first. What changes is noted
-per store, in order, until `drain` tells it.
+its list of idle ones, least recently used first; nor are pinned ones of a slower tier or a pool. What changes is
+noted per store, in order, until `drain` tells it.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -30,6 +30,7 @@ from simulator.cluster.kernels.layout import (
     S_EVENTS,
     S_HEAD,
     S_IDLE,
+    S_PINNED,
     S_TAIL,
     V_FIRST,
     V_NEXT,
@@ -188,21 +189,26 @@ def refresh(state, store, block_hash):
     residency = find(state, store, block_hash)
     if residency == NONE:
         return False
-    from_idle(state, residency)
-    to_idle(state, residency)
+    if a.residencies(state)[residency, R_REFERENCES] == 0:
+        from_idle(state, residency)
+        to_idle(state, residency)
     return True
 
 
 @subroutine
 def keep(state, store, chain, position):
-    """A copy of a block for a slower tier or a pool; room is made as needed."""
+    """A copy of a block for a slower tier or a pool; room is made as needed. False when all of it is pinned."""
     block_hash = a.hashes(state)[chain + position]
     if refresh(state, store, block_hash):
-        return
-    if a.stores(state)[store, S_IDLE] >= a.stores(state)[store, S_CAPACITY]:
+        return True
+    row = a.stores(state)[store]
+    if row[S_IDLE] + row[S_PINNED] >= row[S_CAPACITY]:
+        if row[S_IDLE] == 0:
+            return False
         evict(state, store)
     to_idle(state, insert(state, store, block_hash, 0))
     note_stored(state, store, chain, position)
+    return True
 
 
 @subroutine

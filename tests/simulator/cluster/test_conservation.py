@@ -15,6 +15,7 @@ from conductor.admission import Gate, WaitingRoom, make_rule
 from conductor.dispatcher import Dispatcher
 from conductor.placement import Objectives
 from conductor.policies import make_policy
+from conductor.tier_planner_config import TierPlannerConfig
 from simulator.cluster import (
     ClusterSimulation,
     ClusterSpec,
@@ -26,6 +27,8 @@ from simulator.cluster import (
 )
 from simulator.cluster.specification import POOL_TIERS
 
+PLANNER = TierPlannerConfig(actions="all", every_s=0.05, hold_s=0.1, learns_from=0)  # at work all the time
+
 
 def simulate(
     spec: ClusterSpec,
@@ -34,13 +37,21 @@ def simulate(
     *,
     holds: bool,
     rejects: bool,
+    plans: bool,
     step_by_step: bool = False,
 ) -> tuple[ClusterSimulation, Simulated]:
     objectives = Objectives(ttft_s=0.2, tbt_s=0.02)
     gate = Gate(make_rule("early", {"limit": 1.5})) if rejects else None
     scheduler = make_scheduler(spec, make_policy(policy), objectives, gate, block_tokens=BLOCK)
     dispatcher = Dispatcher(scheduler, WaitingRoom(6, ageing=0.5) if holds else None)
-    simulation = ClusterSimulation(scheduler, spec, dispatcher, block_tokens=BLOCK, step_by_step=step_by_step)
+    simulation = ClusterSimulation(
+        scheduler,
+        spec,
+        dispatcher,
+        block_tokens=BLOCK,
+        step_by_step=step_by_step,
+        tier_planner=PLANNER if plans else None,
+    )
     simulated = simulation.run(requests, lambda: simulation.engines.check_invariants())
     scheduler.check_invariants()
     simulation.engines.check_invariants()
@@ -109,13 +120,14 @@ def times_s(result: RequestResult) -> np.ndarray:
     outages=st.booleans(),
     holds=st.booleans(),
     rejects=st.booleans(),
+    plans=st.booleans(),
 )
 def test_what_holds_for_any_cluster(
-    seed: int, count: int, policy: str, outages: bool, holds: bool, rejects: bool
+    seed: int, count: int, policy: str, outages: bool, holds: bool, rejects: bool, plans: bool
 ) -> None:
     rng = default_rng(seed)
     spec, requests = random_cluster(rng, outages=outages), random_requests(rng, count)
-    run = partial(simulate, spec, requests, policy, holds=holds, rejects=rejects)
+    run = partial(simulate, spec, requests, policy, holds=holds, rejects=rejects, plans=plans)
     simulation, simulated = run()
     check_requests(requests, simulated)
     check_index(spec, simulation)

@@ -76,7 +76,8 @@ def test_splits_change_how_many_of_each_role_there_are(paired: ClusterSource) ->
 
 def test_what_is_no_cluster_is_explained() -> None:
     with pytest.raises(
-        ConfigError, match=r"'h100' is no cluster shape: neither a number .* shipped are h100-4p4d"
+        ConfigError,
+        match=r"'h100' is no cluster shape: neither a number .* shipped are h100-4-tiers, h100-4p4d",
     ):
         find_cluster("h100")
     with pytest.raises(ConfigError, match=r"cannot read the cluster file .*gone.yaml"):

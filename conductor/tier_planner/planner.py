@@ -1,0 +1,365 @@
+"""The tier planner: told what is placed, it says from time to time what to move, keep and drop.
+
+It decides nothing about requests, and no request waits for it: `placed` takes a note, `plan` does the work. Time is
+an argument, and the same notes give the same plans.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from typing import Final
+
+import numpy as np
+
+from cache_index import CacheIndex, Tier, sequence_hashes
+from conductor.action_ledger import ActionRecord, ActionState
+from conductor.actions import ActionKind, Place, Prefix, TierAction
+from conductor.cluster import Cluster, Health, InstanceState
+from conductor.explanation import PlacementRecord
+from conductor.placement import PlanSegment
+from conductor.prefix_lookup import namespace_of
+from conductor.tier_planner.draining import drain
+from conductor.tier_planner.hot_prefixes import HotPrefixes
+from conductor.tier_planner.link_demand import LinkDemand
+from conductor.tier_planner.outlook import Match, Outlook, Proposal
+from conductor.tier_planner.pinning import Pins
+from conductor.tier_planner.prefetching import EXPECTED_WITHIN_S, prefetch
+from conductor.tier_planner.prefix_tree import PrefixTree, Segment, Stay
+from conductor.tier_planner.promotion import promote
+from conductor.tier_planner.replication import replicate
+from conductor.tier_planner.retention import make_room
+from conductor.tier_planner.returns import Returns
+from conductor.tier_planner.selection import select
+from conductor.tier_planner.sites import Site, Sites
+from conductor.tier_planner.track_record import TrackRecord
+
+YIELDS: Final = 0.02  # of a full site
+WORTH_ROOM: Final = 2.0  # times as much as what was dropped last, at least, is what is brought in its place
+LEAST_CHANCE: Final = 0.05  # of a next turn soon, for a prefetch to be thought of
+CHECKED_AT_ONCE: Final = 8
+LOOK_AGAIN_S: Final = 10.0  # at a conversation that was not worth a prefetch
+ALL_KINDS: Final = frozenset(ActionKind)
+FILLS: Final = frozenset({ActionKind.REPLICATE, ActionKind.PROMOTE, ActionKind.PREFETCH, ActionKind.DEMOTE})
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerSettings:
+    """``kinds`` are the actions that may be ordered. ``hold_s`` is how long what was moved stays where it is, and
+    what was dropped stays away: nothing goes to and fro within that time.
+    """
+
+    kinds: frozenset[ActionKind] = ALL_KINDS
+    every_s: float = 1.0
+    learns_from: int = 1_000  # requests, before what is dropped and prefetched rests on what was learned
+    hold_s: float = 60.0
+    looks: int = 50  # conversations looked at in a round for a prefetch
+    checks: int = 32  # sites of which some segments are looked up in a round
+    segments: int = 100_000  # that are remembered
+
+
+@dataclass(slots=True)
+class _Waiting:
+    record: PlacementRecord
+    segment: Segment
+
+
+class TierPlanner:
+    """Plans for the sites of one cluster. ``can`` tells which actions somebody carries out between which places.
+
+    ``match`` looks prefixes up, None: in ``index`` alone, by the hashes of engines' blocks.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: CacheIndex,
+        sites: Iterable[Site],
+        can: Callable[[ActionKind, Place | None, Place], bool],
+        settings: PlannerSettings = PlannerSettings(),
+        *,
+        match: Match | None = None,
+        id_prefix: str = "t",
+    ) -> None:
+        self.settings = settings
+        self._can_do = can
+        self._returns = Returns()
+        tree = PrefixTree(settings.segments)
+        self._demand, self._track = LinkDemand(), TrackRecord()
+        match = match or (lambda prefix, stop: index.match(prefix.namespace, prefix.hashes[:stop]))
+        self._outlook = Outlook(
+            *(cluster, index, match, Sites(cluster, sites), tree, self._returns),
+            *(self._demand, self._track, self._can),
+        )
+        self._notes: deque[tuple[PlacementRecord, float]] = deque()
+        self._contents: dict[Place, dict[Segment, None]] = {site.place: {} for site in self._outlook.sites}
+        self._to_check = deque(self._contents)
+        self._away: dict[
+            tuple[int, Place], float
+        ] = {}  # what was dropped, by last block: until when it stays so
+        self._ends: dict[
+            Segment, str
+        ] = {}  # conversations to look at, and the instance that served them last
+        self._marginal: dict[Place, float] = {}  # uses a second of what a site dropped last
+        self._looked: dict[Segment, float] = {}  # for a prefetch: when to look again
+        self._waiting: dict[str, _Waiting] = {}
+        self._hot = HotPrefixes()
+        self._pins = Pins()
+        self._numbers = count(1)
+        self._id_prefix = id_prefix
+        self._block_tokens = 0
+        self._models: dict[str, None] = {}
+
+    def use_sites(self, sites: Iterable[Site]) -> None:
+        """These are the sites from now on. Not while `plan` runs."""
+        self._outlook.sites = Sites(self._outlook.cluster, sites)
+        places = {site.place: None for site in self._outlook.sites}
+        for gone in self._contents.keys() - places.keys():
+            for segment in self._contents.pop(gone):
+                del segment.held_at[gone]
+        for place in places:
+            self._contents.setdefault(place, {})
+        self._to_check = deque(self._contents)
+
+    def placed(self, record: PlacementRecord, now_s: float) -> None:
+        """A request was placed; takes a note of it."""
+        self._notes.append((record, now_s))
+
+    def ended(self, record: ActionRecord) -> None:
+        """An action has ended: what was not done may be planned again at once."""
+        action = record.action
+        if action.prefix is None or record.state is ActionState.DONE:
+            return
+        key = (action.prefix.hashes.item(action.stop - 1), action.target)
+        self._away.pop(key, None)
+        if action.kind is ActionKind.PIN:
+            self._pins.forget(*key)
+
+    def plan(self, now_s: float) -> list[TierAction]:
+        """What to order now."""
+        self._read_notes(now_s)
+        self._track.expire(now_s)
+        self._notice_lost(now_s)
+        proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
+        chosen = select(proposals, self.free_bytes, lambda place: None)
+        return [self._order(each, now_s) for each in chosen]
+
+    def _can(self, kind: ActionKind, source: Place | None, target: Place) -> bool:
+        return kind in self.settings.kinds and self._can_do(kind, source, target)
+
+    # ---- what is known ----
+
+    def _read_notes(self, now_s: float) -> None:
+        while self._notes:
+            record, placed_s = self._notes.popleft()
+            prefix = _prefix_of(record)
+            if prefix is None or not len(prefix.hashes):
+                continue
+            self._block_tokens = prefix.namespace.block_size
+            self._models[record.placement.model] = None
+            path = self._outlook.tree.use(prefix, placed_s)
+            for segment in self._outlook.tree.parted():
+                for place in segment.held_at:
+                    self._contents[place][segment] = None
+            self._returns.observe(prefix, placed_s)
+            self._demand.placed(record, partial(self._load_s, record), placed_s)
+            self._keep(path, record)
+            self._hot.used(path, record.placement.overlap_tokens // self._block_tokens, placed_s)
+            if record.queue_s > 0.0:
+                self._waiting[record.placement.placement_id] = _Waiting(record, path[-1])
+        for forgotten in self._outlook.tree.shrink():
+            self._ends.pop(forgotten, None)
+            self._looked.pop(forgotten, None)
+            for place in forgotten.held_at:
+                del self._contents[place][forgotten]
+        started = [i for i, w in self._waiting.items() if w.record.placed_s + w.record.queue_s <= now_s]
+        for placement_id in started:
+            del self._waiting[placement_id]
+        self._away = {key: until_s for key, until_s in self._away.items() if until_s > now_s}
+
+    def _keep(self, path: list[Segment], record: PlacementRecord) -> None:
+        """The prompt is stored where it is computed, and written through to what its instance loads from."""
+        instance_id = record.placement.prefill.instance_id
+        # What the request will load must be there when its turn comes.
+        needed_until_s = record.placed_s + 2.0 * record.placement.predicted_ttft_s
+        for site in self._outlook.sites.of(instance_id):
+            for segment in path:
+                self._track.used(segment, site.place)
+                self._put(segment, site.place, Stay(segment.last_used_s, needed_until_s))
+        for segment in path[:-1]:
+            self._ends.pop(segment, None)
+            self._looked.pop(segment, None)
+        if not path[-1].children:
+            self._ends.pop(path[-1], None)
+            self._ends[path[-1]] = instance_id
+
+    def _load_s(self, record: PlacementRecord, part: PlanSegment) -> float:
+        """Seconds that a part of a request's plan takes the link of who has it."""
+        instance = self._outlook.cluster.get(record.placement.prefill.instance_id)
+        if instance is None or (part.holder == record.prefill.holder and part.tier is Tier.DEVICE):
+            return 0.0
+        target = Place(record.prefill.holder, Tier.DEVICE)
+        seconds = self._outlook.sites.transfer_s(
+            Place(part.holder, part.tier), target, part.stop - part.start
+        )
+        return seconds if seconds < float("inf") else 0.0
+
+    def _put(self, segment: Segment, place: Place, stay: Stay) -> None:
+        before = segment.held_at.get(place, stay)
+        segment.held_at[place] = Stay(*map(max, before, stay))
+        self._contents[place][segment] = None
+
+    # ---- rules ----
+
+    def _proposals(self, now_s: float) -> Iterator[Proposal]:
+        kinds, outlook = self.settings.kinds, self._outlook
+        if ActionKind.PROMOTE in kinds:
+            waiting = ((w.record, w.segment) for w in self._waiting.values())
+            yield from self._settled(promote(outlook, waiting, now_s), now_s)
+        knows = self._returns.seen >= self.settings.learns_from
+        if ActionKind.PREFETCH in kinds and knows:
+            yield from self._settled(self._prefetches(now_s), now_s)
+        if ActionKind.REPLICATE in kinds:
+            hot = sorted(self._hot.now(now_s), key=lambda each: -each[1])[: self.settings.looks]
+            for model in self._models:
+                yield from self._settled(replicate(outlook, hot, model, now_s), now_s)
+                for leaving in [i for i in outlook.cluster if i.health is Health.DRAINING]:
+                    ends = [s for s, last in self._ends.items() if last == leaving.instance_id]
+                    some = islice(reversed(ends), self.settings.looks)
+                    yield from self._settled(drain(outlook, leaving, some, model, now_s), now_s)
+        if ActionKind.PIN in kinds:
+            yield from self._pins.pin(outlook, self._hot.now(now_s), now_s)
+            yield from self._pins.unpin(outlook, now_s)
+        if ActionKind.EVICT in kinds and knows:
+            yield from self._evictions(now_s)
+
+    def _prefetches(self, now_s: float) -> Iterator[Proposal]:
+        """For the conversations that are likeliest to go on soon and that their instance has not at hand."""
+        outlook, looks = self._outlook, self.settings.looks
+        wanted: list[tuple[Segment, InstanceState, float]] = []
+        for segment, instance_id in islice(reversed(self._ends.items()), 20 * looks):
+            if self._looked.get(segment, now_s) > now_s:
+                continue
+            instance, site = outlook.cluster.get(instance_id), outlook.sites.own(instance_id)
+            if site is None or instance is None or not instance.is_candidate(now_s):
+                continue
+            if site.place not in segment.held_at:
+                wanted.append((segment, instance, self._marginal.get(site.place, 0.0)))
+        if not wanted:
+            return
+        segments = [segment for segment, _, _ in wanted]
+        chances = outlook.returns.probabilities(segments, EXPECTED_WITHIN_S, now_s)
+        rates = outlook.returns.rates(segments, now_s)
+        for number in np.argsort(-chances, kind="stable")[:looks].tolist():
+            if chances[number] < LEAST_CHANCE:
+                return
+            segment, instance, dropped_rate = wanted[number]
+            if rates[number] <= WORTH_ROOM * dropped_rate:
+                continue  # it would be the next to go
+            self._looked[segment] = now_s + LOOK_AGAIN_S
+            proposal = prefetch(outlook, segment, instance, float(chances[number]), now_s)
+            if proposal is not None:
+                yield proposal
+
+    def _notice_lost(self, now_s: float) -> None:
+        """Some of what sites are taken to have is looked up: engines drop blocks by themselves, too."""
+        for _ in range(min(self.settings.checks, len(self._contents))):
+            place = self._to_check[0]
+            self._to_check.rotate(-1)
+            segments = self._contents[place]
+            for segment in list(islice(segments, CHECKED_AT_ONCE)):
+                del segments[segment]
+                there = self._outlook.held(segment.prefix, segment.stop).blocks(place) > segment.start
+                if there or segment.held_at[place].held_until_s > now_s:  # it may be on its way
+                    segments[segment] = None  # behind those to be checked next
+                else:
+                    del segment.held_at[place]
+
+    def _evictions(self, now_s: float) -> Iterator[Proposal]:
+        if not self._block_tokens:
+            return
+        for site in self._outlook.sites:
+            place = site.place
+            if not self._can(ActionKind.EVICT, None, place):
+                continue
+            used = self._held_tokens(site) // self._block_tokens
+            segments = list(self._contents[place])
+            for each in make_room(self._outlook, site, segments, used, self._block_tokens, now_s):
+                self._marginal[place] = each.rate
+                yield each
+
+    def _settled(self, proposals: Iterable[Proposal], now_s: float) -> Iterator[Proposal]:
+        """Without those that would bring back what was dropped, or bring what is being brought."""
+        for each in proposals:
+            key = (each.prefix.hashes.item(each.stop - 1), each.target)
+            if key not in self._away:
+                self._away[key] = now_s + self.settings.hold_s
+                yield each
+
+    # ---- orders ----
+
+    def _order(self, proposal: Proposal, now_s: float) -> TierAction:
+        prefix, target = proposal.prefix, proposal.target
+        if proposal.kind is ActionKind.EVICT:
+            for segment in self._outlook.tree.find(prefix, len(prefix.hashes)):
+                if segment.start >= proposal.start and target in segment.held_at:
+                    del segment.held_at[target], self._contents[target][segment]
+            self._away[prefix.hashes.item(proposal.stop - 1), target] = now_s + self.settings.hold_s
+        elif proposal.kind in FILLS and target in self._contents:
+            path = self._outlook.tree.find(prefix, proposal.stop)
+            if path and proposal.chance is not None:
+                until_s = now_s + self.settings.hold_s
+                self._track.brought(proposal.kind, path[-1], target, proposal.chance, until_s)
+            for segment in path:
+                self._put(segment, target, Stay(segment.last_used_s, now_s + self.settings.hold_s))
+        return TierAction(
+            f"{self._id_prefix}{next(self._numbers)}",
+            proposal.kind,
+            prefix,
+            proposal.start,
+            proposal.stop,
+            proposal.source,
+            target,
+            proposal.kv_bytes,
+            proposal.benefit_s,
+            proposal.cost_s,
+            proposal.deadline_s,
+            proposal.reason,
+        )
+
+    def free_bytes(self, place: Place) -> float | None:
+        """Bytes that a site can take before it is full."""
+        site = self._outlook.sites.get(place)
+        if site is None or not self._block_tokens:
+            return None
+        free_tokens: float = site.capacity_tokens - self._held_tokens(site)
+        member = next((i for i in self._outlook.cluster if site.serves(i.instance_id)), None)
+        if member is None:
+            return None
+        # What is full drops what was used longest ago for what comes; a little of it, then.
+        free_tokens = max(free_tokens, YIELDS * site.capacity_tokens)
+        return free_tokens * member.instance_class.kv_bytes_per_token
+
+    def _held_tokens(self, site: Site) -> int:
+        holder, tier = site.place
+        blocks = self._outlook.index.stats().residencies_by_holder.get(holder, {}).get(tier, 0)
+        return blocks * (site.block_tokens or self._block_tokens)
+
+
+def _prefix_of(record: PlacementRecord) -> Prefix | None:
+    """The prompt of a placement as the index names it; None where its tokens are not known."""
+    request, group = record.request, record.cache_group
+    if group is None:
+        return None
+    namespace, salt = namespace_of(request, group), request.cache_salt
+    tokens = request.tokens if len(request.tokens) else None
+    if request.hashes is not None:
+        known = request.hashes_block_size == namespace.block_size
+        return Prefix(namespace, request.hashes, tokens, salt) if known else None
+    if tokens is None:
+        return None
+    hashes = sequence_hashes(tokens, namespace.block_size, cache_salt=salt)
+    return Prefix(namespace, hashes, tokens, salt)

@@ -1,0 +1,57 @@
+"""Copies of hot prefixes for instances that are about to be asked for them, not only where a request landed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from conductor.actions import ActionKind
+from conductor.cluster import InstanceState
+from conductor.tier_planner.outlook import Outlook, Proposal
+from conductor.tier_planner.prefetching import bring
+from conductor.tier_planner.prefix_tree import Segment
+
+HORIZON_S = 60.0  # over which a copy's use is counted
+LEAST_RATE = 1 / 20  # uses a second of a prefix that is worth a copy
+LEAST_QUEUE_S = 0.05  # before every holder, for load to go elsewhere
+LEAST_CHILDREN = 4  # prompts that go on differently behind it: fewer are one conversation's turns
+
+
+def replicate(
+    outlook: Outlook, hot: Iterable[tuple[Segment, float, float]], model: str, now_s: float
+) -> Iterator[Proposal]:
+    """``hot`` are segments with their uses per second, and the share of them that went where it was not held.
+
+    The copy goes to the candidate with the shortest queue that lacks it: that is where a scheduler sends what it
+    moves away from a holder.
+    """
+    instances = sorted(outlook.instances_of(model, now_s), key=lambda each: _queue_s(each, now_s))
+    for segment, rate, missed in hot:
+        if rate < LEAST_RATE or missed <= 0.0 or len(segment.children) < LEAST_CHILDREN:
+            continue
+        held = outlook.held(segment.prefix, segment.stop)
+        having = {holder.instance_id for holder, by_tier in held.holders() if by_tier[-1] >= segment.stop}
+        queues_s = [_queue_s(each, now_s) for each in instances if each.instance_id in having]
+        if not queues_s or min(queues_s) < LEAST_QUEUE_S:
+            continue  # whoever comes next is served by a holder at once
+        for instance in instances:
+            site = outlook.sites.own(instance.instance_id)
+            if site is None or held.blocks(site.place) >= segment.stop:
+                continue
+            proposal = bring(
+                outlook,
+                ActionKind.REPLICATE,
+                segment,
+                instance,
+                missed * rate * HORIZON_S / max(len(instances), 1),
+                now_s + HORIZON_S,
+                f"{rate:.2f} uses a second, {missed:.0%} of them where it was not held; "
+                f"{instance.instance_id} has the shortest queue of those without",
+                now_s,
+            )
+            if proposal is not None:
+                yield proposal
+            break
+
+
+def _queue_s(instance: InstanceState, now_s: float) -> float:
+    return min(rank.queue_s(now_s) for rank in instance.ranks)

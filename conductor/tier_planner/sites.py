@@ -1,0 +1,137 @@
+"""Where the planner may have blocks put, and what it takes to load them from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cache_index import Holder, Tier
+from conductor.actions import Place
+from conductor.cluster import Cluster, InstanceState
+from conductor.costs import Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A slower tier of an instance, or of a cache server beside it, or a shared pool, with its size.
+
+    ``members`` are the instances that load from it, None: all. ``speed`` is a pool's own, shared by its members;
+    None for an instance's tier, whose class says how fast it is. ``block_tokens`` are those of what the index
+    counts there, None: as many as prompts' blocks have.
+    """
+
+    place: Place
+    capacity_tokens: int
+    members: frozenset[str] | None
+    speed: Speed | None = None
+    block_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.capacity_tokens < 1:
+            raise ValueError(f"{self.place}: capacity_tokens must be positive, not {self.capacity_tokens}")
+
+    def serves(self, instance_id: str) -> bool:
+        return self.members is None or instance_id in self.members
+
+    @property
+    def near(self) -> bool:
+        """Beside the instances that load from it; a pool is not."""
+        return self.place.tier in (Tier.HOST, Tier.DISK)
+
+
+class Sites:
+    """All sites of a cluster, and the times that transfers take when nothing else is on their links."""
+
+    def __init__(self, cluster: Cluster, sites: Iterable[Site]) -> None:
+        self._cluster = cluster
+        self._sites = {site.place: site for site in sites}
+        self._of: dict[str, Sequence[Site]] = {}
+        self._own: dict[str, Site | None] = {}
+        # Servers that are no instances, each with one that it stands beside.
+        self._beside: dict[Holder, InstanceState] = {}
+        for site in self._sites.values():
+            near = [] if site.members is None or not site.near else map(cluster.get, sorted(site.members))
+            instance = next((each for each in near if each is not None), None)
+            if instance is not None:
+                self._beside[site.place.holder] = instance
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._sites.values())
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def get(self, place: Place) -> Site | None:
+        return self._sites.get(place)
+
+    def of(self, instance_id: str) -> Sequence[Site]:
+        """Those that an instance loads from, the fastest tier first."""
+        found = self._of.get(instance_id)
+        if found is None:
+            mine = [site for site in self._sites.values() if site.serves(instance_id)]
+            found = self._of[instance_id] = sorted(mine, key=lambda site: site.place.tier)
+        return found
+
+    def own(self, instance_id: str) -> Site | None:
+        """The fastest of those beside an instance."""
+        if instance_id not in self._own:
+            self._own[instance_id] = next((s for s in self.of(instance_id) if s.near), None)
+        return self._own[instance_id]
+
+    def load_s(self, tier: Tier, instance: InstanceState, tokens: int) -> float:
+        """Seconds to load tokens from a tier to an instance's device; infinite where it cannot."""
+        if tier is Tier.DEVICE or tokens <= 0:
+            return 0.0
+        speed = instance.instance_class.tiers.get(tier)
+        return float("inf") if speed is None else _seconds(speed, tokens, instance)
+
+    def load_from_s(self, site: Site, instance: InstanceState, tokens: int) -> float:
+        """The same from a site, a pool's own speed included."""
+        seconds = self.load_s(site.place.tier, instance, tokens)
+        if site.speed is None or tokens <= 0:
+            return seconds
+        return max(seconds, _seconds(site.speed, tokens, instance))
+
+    def transfer_s(self, source: Place, target: Place, tokens: int) -> float:
+        """Seconds of a copy between two places; infinite where there is no way."""
+        one, other = self._instance_at(source.holder), self._instance_at(target.holder)
+        if one is None and other is None:
+            return float("inf")
+        if one is None or other is None:  # from or to a pool
+            instance = one or other
+            assert instance is not None
+            pool = source if one is None else target
+            site = self._sites.get(pool)
+            if site is None:
+                return self.load_s(pool.tier, instance, tokens)
+            return self.load_from_s(site, instance, tokens)
+        if one is other:
+            return self.load_s(max(source.tier, target.tier), one, tokens)
+        link = self._link(one, other)
+        network_s = max(_seconds(speed, tokens, one) for speed in (link, one.instance_class.nic))
+        return max(network_s, self.load_s(source.tier, one, tokens))
+
+    def _instance_at(self, holder: Holder) -> InstanceState | None:
+        """The instance itself, or one that a cache server stands beside; None for a pool."""
+        return self._cluster.get(holder.instance_id) or self._beside.get(holder)
+
+    def _link(self, one: InstanceState, other: InstanceState) -> Speed:
+        topology = self._cluster.topology
+        here = topology.location_ids(one.location, one.instance_id)
+        there = topology.location_ids(other.location, other.instance_id)
+        shared = (d for d, (a, b) in enumerate(zip(here, there, strict=True)) if a == b)
+        links = list(topology.links.values())
+        return links[next(shared, len(links) - 1)]
+
+
+def recompute_s(instance: InstanceState, start: int, stop: int) -> float:
+    """Seconds to compute tokens ``start`` to ``stop`` of a prompt instead of loading them."""
+    kind = instance.instance_class
+    tokens = stop - start
+    return kind.prefill_s_per_token * tokens + kind.prefill_s_per_token_squared * (
+        float(stop) * stop - float(start) * start
+    )
+
+
+def _seconds(speed: Speed, tokens: int, instance: InstanceState) -> float:
+    return speed.latency_s + tokens * instance.instance_class.kv_bytes_per_token / speed.bytes_per_s

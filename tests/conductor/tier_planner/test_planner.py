@@ -1,0 +1,260 @@
+"""What the planner orders, over a real index: which copies, what is dropped, and what it leaves alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cluster_factory import BLOCK, make_scheduler, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
+from conductor.action_ledger import ActionLedger, ActionState
+from conductor.actions import ActionKind, Place, TierAction
+from conductor.costs import Speed
+from conductor.placement import PlacementRequest, Usage
+from conductor.prefix_lookup import IndexLookup
+from conductor.scheduler import Scheduler
+from conductor.shared_pools import SharedPool
+from conductor.tier_planner import PlannerSettings, Site, TierPlanner
+
+NAMESPACE = Namespace("llama", BLOCK)
+POOL = Holder("pool")
+HOST_BLOCKS = 100
+
+
+class Planned:
+    """Two mixed instances with a host tier each and a slow pool; the test plays the engines and their events."""
+
+    def __init__(self, *kinds: ActionKind, host_blocks: int = HOST_BLOCKS, pool: bool = True) -> None:
+        index = CacheIndex()
+        pools = [SharedPool(POOL, Tier.REMOTE)] if pool else []
+        self.scheduler: Scheduler = make_scheduler("mm", lookup=IndexLookup(index, pools=pools), index=index)
+        self.index = index
+        sites = [
+            Site(Place(Holder(name), Tier.HOST), host_blocks * BLOCK, frozenset({name}))
+            for name in ("m0", "m1")
+        ]
+        if pool:
+            index.register(POOL)
+            sites.append(Site(Place(POOL, Tier.REMOTE), 100_000 * BLOCK, None, Speed(2e9, 1e-2)))
+        chosen = frozenset(kinds) if kinds else frozenset(ActionKind)
+        self.planner = TierPlanner(
+            self.scheduler.cluster,
+            index,
+            sites,
+            lambda kind, source, target: target.tier is not Tier.DEVICE,
+            PlannerSettings(kinds=chosen, learns_from=0),
+        )
+        self.scheduler.on_placed = self.planner.placed
+        self.served: dict[str, str] = {}
+
+    def serve(self, asked: PlacementRequest, now_s: float) -> str:
+        """Placed, computed at once and written through to host and pool; the instance."""
+        placement = self.scheduler.place(asked, now_s)
+        name = placement.prefill.instance_id
+        hashes = sequence_hashes(asked.tokens, BLOCK)
+        for holder, tier in ((Holder(name), Tier.DEVICE), (Holder(name), Tier.HOST), (POOL, Tier.REMOTE)):
+            if self.index.holder_id(holder) is not None:
+                self.lose(holder, tier, hashes)
+                self.index.store(holder, tier, NAMESPACE, hashes)
+        self.scheduler.first_token(placement.placement_id, now_s + 0.1)
+        self.scheduler.finished(placement.placement_id, now_s + 0.2, Usage(asked.prompt_tokens, 9, 0))
+        return name
+
+    def lose(self, holder: Holder, tier: Tier, hashes: np.ndarray) -> None:
+        self.index.remove(holder, tier, NAMESPACE, hashes)
+
+    def drop(self, asked: PlacementRequest, name: str) -> None:
+        """The engine's own memory has the prompt no more."""
+        for tier in (Tier.DEVICE, Tier.HOST):
+            self.lose(Holder(name), tier, sequence_hashes(asked.tokens, BLOCK))
+
+
+def turn(tokens: int, seed: int = 0) -> PlacementRequest:
+    """Prompts of one seed continue each other."""
+    whole = request(100_000, seed=seed)
+    return request(tokens, seed=seed, **{}) if tokens == 100_000 else _cut(whole, tokens)
+
+
+def _cut(whole: PlacementRequest, tokens: int) -> PlacementRequest:
+    return PlacementRequest(whole.request_id, whole.model, whole.tokens[:tokens], tokens)
+
+
+def learned_returns(planned: Planned, turns: int = 30) -> float:
+    """Conversations come back every ten seconds, so that another one is expected to; the time then."""
+    now_s = 0.0
+    for number in range(1, turns):
+        for seed in range(100, 104):
+            planned.serve(turn(320 * number, seed), now_s)
+            planned.planner.plan(now_s)
+            now_s += 2.5
+    return now_s
+
+
+def test_a_conversation_that_comes_back_is_brought_from_the_pool_before_it_does() -> None:
+    planned = Planned(ActionKind.PREFETCH, host_blocks=100_000)
+    now_s = learned_returns(planned)
+    asked = turn(320 * 29, 100)
+    name = planned.serve(asked, now_s)
+    planned.planner.plan(now_s)
+    planned.drop(asked, name)
+    actions = [a for step in range(1, 40) for a in planned.planner.plan(now_s + step)]
+    mine = [a for a in actions if a.prefix is not None and len(a.prefix.hashes) == len(asked.tokens) // BLOCK]
+    assert mine, "its next turn is due"
+    (action,) = mine
+    assert action.kind is ActionKind.PREFETCH
+    assert (action.source, action.target) == (Place(POOL, Tier.REMOTE), Place(Holder(name), Tier.HOST))
+    assert (action.start, action.stop) == (0, 580)
+    assert action.benefit_s > action.cost_s > 0.0
+    assert "next turn" in action.reason
+
+
+def test_what_is_at_hand_or_nowhere_is_not_prefetched() -> None:
+    planned = Planned(ActionKind.PREFETCH, host_blocks=100_000, pool=False)
+    now_s = learned_returns(planned)
+    asked = turn(320 * 29, 100)
+    name = planned.serve(asked, now_s)
+    assert [a for step in range(40) for a in planned.planner.plan(now_s + step)] == []
+    planned.drop(asked, name)
+    assert [a for step in range(40) for a in planned.planner.plan(now_s + step)] == []
+
+
+def test_a_full_tier_drops_what_never_returned_and_not_what_does() -> None:
+    planned = Planned(ActionKind.EVICT, host_blocks=2_500)
+    now_s = learned_returns(planned)
+    planned.planner.plan(now_s)
+    dropped: list[TierAction] = []
+    for seed in range(200, 230):  # prompts that come once
+        planned.serve(turn(1_600, seed), now_s)
+        actions = planned.planner.plan(now_s + 0.5)
+        now_s += 1.0
+        dropped += actions
+        for action in actions:
+            assert action.kind is ActionKind.EVICT and action.source is None and action.prefix is not None
+            holder, tier = action.target
+            planned.lose(holder, tier, action.prefix.hashes[action.start : action.stop])
+    assert dropped
+    once = [a for a in dropped if a.prefix is not None and len(a.prefix.hashes) == 100]
+    assert len(once) > len(dropped) / 2
+    for name in ("m0", "m1"):
+        held = planned.index.stats().residencies_by_holder[Holder(name)].get(Tier.HOST, 0)
+        assert held <= 2_500
+
+
+def test_a_prompt_that_waits_is_not_dropped_and_is_promoted() -> None:
+    planned = Planned(ActionKind.EVICT, ActionKind.PROMOTE, host_blocks=1_000)
+    asked = turn(16_000)
+    name = planned.serve(asked, 0.0)
+    planned.planner.plan(0.5)
+    planned.drop(asked, name)
+    for seed in range(50, 60):  # both instances have work to do before it
+        planned.scheduler.place(turn(30_000, seed), 1.0)
+    placement = planned.scheduler.place(asked, 1.0)
+    assert placement.predicted_ttft_s > 0.5
+    actions = planned.planner.plan(1.1)
+    (promoted,) = [a for a in actions if a.kind is ActionKind.PROMOTE]
+    assert promoted.target == Place(Holder(placement.prefill.instance_id), Tier.HOST)
+    assert promoted.deadline_s == pytest.approx(
+        1.0 + placement.predicted_ttft_s, abs=placement.predicted_ttft_s
+    )
+    assert planned.planner.plan(1.2) == [], "it is under way"
+
+
+def test_a_hot_beginning_goes_to_whom_load_goes() -> None:
+    planned = Planned(ActionKind.REPLICATE, host_blocks=100_000, pool=False)
+    shared = turn(8_000).tokens
+    now_s = 0.0
+    actions: list[TierAction] = []
+    for seed in range(40):
+        own = request(320, seed=1_000 + seed).tokens
+        asked = PlacementRequest("r", "llama", np.concatenate([shared, own]), 8_320)
+        name = planned.scheduler.place(asked, now_s).prefill.instance_id  # nobody ends: queues grow
+        if seed == 0:
+            planned.index.store(Holder(name), Tier.DEVICE, NAMESPACE, sequence_hashes(shared, BLOCK))
+            first = name
+        now_s += 0.2
+        actions += planned.planner.plan(now_s)
+    other = "m1" if first == "m0" else "m0"
+    assert actions, "half of the load goes where the beginning is not held"
+    assert {str(a.target) for a in actions} == {f"{other}/host"}
+    assert all(a.stop == 500 and a.source == Place(Holder(first), Tier.DEVICE) for a in actions)
+
+
+def test_what_only_a_leaving_instance_has_is_copied_to_others() -> None:
+    planned = Planned(ActionKind.REPLICATE, host_blocks=100_000, pool=False)
+    now_s = learned_returns(planned)
+    asked = turn(320 * 29, 100)
+    name = planned.serve(asked, now_s)
+    assert planned.planner.plan(now_s + 1.0) == []
+    planned.scheduler.drain_instance(name)
+    other = "m1" if name == "m0" else "m0"
+    actions = planned.planner.plan(now_s + 2.0)
+    assert actions and {str(a.target) for a in actions} == {f"{other}/host"}
+    assert all(f"{name} is leaving" in a.reason for a in actions)
+
+
+def test_a_shared_beginning_is_pinned_while_it_is_used() -> None:
+    planned = Planned(ActionKind.PIN, ActionKind.UNPIN, host_blocks=100_000, pool=False)
+    shared = turn(1_600).tokens
+    now_s = 0.0
+    orders: list[TierAction] = []
+    for seed in range(12):
+        own = request(320, seed=1_000 + seed).tokens
+        planned.serve(PlacementRequest("r", "llama", np.concatenate([shared, own]), 1_920), now_s)
+        now_s += 1.0
+        orders += planned.planner.plan(now_s)
+    pinned = {str(a.target) for a in orders if a.kind is ActionKind.PIN}
+    assert pinned and all((a.start, a.stop) == (0, 100) for a in orders)
+    later = [a for hours in range(1, 40) for a in planned.planner.plan(now_s + 3600.0 * hours)]
+    assert {str(a.target) for a in later if a.kind is ActionKind.UNPIN} == pinned
+
+
+def test_nothing_is_planned_for_prompts_without_tokens() -> None:
+    planned = Planned()
+    planned.scheduler.place(PlacementRequest("r", "llama", np.empty(0, np.uint32), 500), 0.0)
+    assert planned.planner.plan(1.0) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 12), st.booleans(), st.sampled_from([0.5, 5.0, 40.0])),
+        max_size=40,
+    )
+)
+def test_orders_fit_and_nothing_goes_to_and_fro(steps: list[tuple[int, int, bool, float]]) -> None:
+    """Copies into a site never exceed its free room, and within the hold nothing is dropped that was brought."""
+    planned = Planned(host_blocks=60)
+    ledger = ActionLedger(free_bytes=planned.planner.free_bytes)
+    brought: dict[tuple[int, str], float] = {}
+    now_s = 0.0
+    for seed, blocks, loses, pause_s in steps:
+        asked = turn(64 * blocks, seed)
+        name = planned.serve(asked, now_s)
+        if loses:
+            planned.drop(asked, name)
+        now_s += pause_s
+        room = {n: planned.planner.free_bytes(Place(Holder(n), Tier.HOST)) for n in ("m0", "m1")}
+        actions = planned.planner.plan(now_s)
+        coming = dict.fromkeys(room, 0)
+        for action in actions:
+            assert action.prefix is not None and 0 <= action.start < action.stop <= len(action.prefix.hashes)
+            key = (action.prefix.hashes.item(action.stop - 1), str(action.target))
+            if action.kind is ActionKind.EVICT:
+                assert brought.get(key, -1.0) < now_s, "dropped what was just brought"
+                planned.lose(*action.target, action.prefix.hashes[action.start : action.stop])
+            elif action.kv_bytes:
+                coming[action.target.holder.instance_id] = (
+                    coming.get(action.target.holder.instance_id, 0) + action.kv_bytes
+                )
+                brought[key] = now_s + 60.0
+            ledger.submit(action, now_s)
+        for each, size in coming.items():
+            limit = room.get(each)
+            assert limit is None or size <= limit + (1 << 20) * len(actions)
+        for started in ledger.advance(now_s).start:
+            ledger.completed(started.action_id, started.blocks, now_s)
+        for record in ledger.records(ActionState.DONE):
+            planned.planner.ended(record)
+        ledger.check_invariants()
