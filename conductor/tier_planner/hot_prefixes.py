@@ -10,6 +10,9 @@ from conductor.tier_planner.prefix_tree import Segment
 
 MEMORY_S = 300.0  # uses count less and less, by 1/e in this time
 LEAST_USES = 3
+LEAST_CHILDREN = (
+    4  # prompts that go on differently behind a shared beginning: fewer are a conversation's turns
+)
 
 
 @dataclass(slots=True)

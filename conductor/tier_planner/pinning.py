@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from conductor.actions import ActionKind, Place
+from conductor.tier_planner.hot_prefixes import LEAST_CHILDREN
 from conductor.tier_planner.outlook import Outlook, Proposal
 from conductor.tier_planner.prefix_tree import Segment
 
-LEAST_CHILDREN = 4  # prompts that go on differently behind a beginning that is worth a pin
 LEAST_RATE = 1 / 60  # uses a second
 SHARE = 0.2  # of a site that may be pinned
 

@@ -7,7 +7,7 @@ an argument, and the same notes give the same plans.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from cache_index import CacheIndex, Tier, sequence_hashes
+from cache_index import CacheIndex, Holder, Tier, sequence_hashes
 from conductor.action_ledger import ActionRecord, ActionState
 from conductor.actions import ActionKind, Place, Prefix, TierAction
 from conductor.cluster import Cluster, Health, InstanceState
@@ -97,12 +97,9 @@ class TierPlanner:
         self._notes: deque[tuple[PlacementRecord, float]] = deque()
         self._contents: dict[Place, dict[Segment, None]] = {site.place: {} for site in self._outlook.sites}
         self._to_check = deque(self._contents)
-        self._away: dict[
-            tuple[int, Place], float
-        ] = {}  # what was dropped, by last block: until when it stays so
-        self._ends: dict[
-            Segment, str
-        ] = {}  # conversations to look at, and the instance that served them last
+        # What was moved or dropped, by its last block: until when it is left alone.
+        self._away: dict[tuple[int, Place], float] = {}
+        self._ends: dict[Segment, str] = {}  # of conversations, with the instance that served them last
         self._marginal: dict[Place, float] = {}  # uses a second of what a site dropped last
         self._looked: dict[Segment, float] = {}  # for a prefetch: when to look again
         self._waiting: dict[str, _Waiting] = {}
@@ -144,7 +141,7 @@ class TierPlanner:
         self._track.expire(now_s)
         self._notice_lost(now_s)
         proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
-        chosen = select(proposals, self.free_bytes, lambda place: None)
+        chosen = select(proposals, self.free_bytes)
         return [self._order(each, now_s) for each in chosen]
 
     def _can(self, kind: ActionKind, source: Place | None, target: Place) -> bool:
@@ -281,13 +278,17 @@ class TierPlanner:
     def _evictions(self, now_s: float) -> Iterator[Proposal]:
         if not self._block_tokens:
             return
+        held = self._outlook.index.stats().residencies_by_holder  # once: it goes through all holders
         for site in self._outlook.sites:
             place = site.place
             if not self._can(ActionKind.EVICT, None, place):
                 continue
-            used = self._held_tokens(site) // self._block_tokens
+            used = self._held_tokens(site, held) // self._block_tokens
             segments = list(self._contents[place])
             for each in make_room(self._outlook, site, segments, used, self._block_tokens, now_s):
+                if each.kind is ActionKind.DEMOTE:
+                    yield from self._settled([each], now_s)
+                    continue
                 self._marginal[place] = each.rate
                 yield each
 
@@ -335,7 +336,8 @@ class TierPlanner:
         site = self._outlook.sites.get(place)
         if site is None or not self._block_tokens:
             return None
-        free_tokens: float = site.capacity_tokens - self._held_tokens(site)
+        held = self._outlook.index.stats().residencies_by_holder
+        free_tokens: float = site.capacity_tokens - self._held_tokens(site, held)
         member = next((i for i in self._outlook.cluster if site.serves(i.instance_id)), None)
         if member is None:
             return None
@@ -343,9 +345,9 @@ class TierPlanner:
         free_tokens = max(free_tokens, YIELDS * site.capacity_tokens)
         return free_tokens * member.instance_class.kv_bytes_per_token
 
-    def _held_tokens(self, site: Site) -> int:
+    def _held_tokens(self, site: Site, held: Mapping[Holder, Mapping[Tier, int]]) -> int:
         holder, tier = site.place
-        blocks = self._outlook.index.stats().residencies_by_holder.get(holder, {}).get(tier, 0)
+        blocks = held.get(holder, {}).get(tier, 0)
         return blocks * (site.block_tokens or self._block_tokens)
 
 

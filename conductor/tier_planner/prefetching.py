@@ -35,7 +35,7 @@ def bring(
         return None
     tokens = prefix.namespace.block_size
     for source in held.sources(kind, start, stop, site.place):
-        if _loads_as_fast(source.place, site, instance, outlook):
+        if _loads_as_fast(source.place, site, instance):
             return None
         moved = (source.stop - start) * tokens
         now_so_s = held.get_s(instance, source.stop)
@@ -76,7 +76,7 @@ def prefetch(
     )
 
 
-def _loads_as_fast(source: Place, site: Site, instance: InstanceState, outlook: Outlook) -> bool:
+def _loads_as_fast(source: Place, site: Site, instance: InstanceState) -> bool:
     """Whether the instance has the blocks in a tier of its own that is as fast already."""
     mine = source.holder.instance_id == instance.instance_id
     return mine and source.tier <= site.place.tier

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from conductor.actions import ActionKind
 from conductor.cluster import InstanceState
+from conductor.tier_planner.hot_prefixes import LEAST_CHILDREN
 from conductor.tier_planner.outlook import Outlook, Proposal
 from conductor.tier_planner.prefetching import bring
 from conductor.tier_planner.prefix_tree import Segment
@@ -13,7 +14,6 @@ from conductor.tier_planner.prefix_tree import Segment
 HORIZON_S = 60.0  # over which a copy's use is counted
 LEAST_RATE = 1 / 20  # uses a second of a prefix that is worth a copy
 LEAST_QUEUE_S = 0.05  # before every holder, for load to go elsewhere
-LEAST_CHILDREN = 4  # prompts that go on differently behind it: fewer are one conversation's turns
 
 
 def replicate(

@@ -50,7 +50,10 @@ def make_room(
         there = held.blocks(site.place) - segment.start
         if there > 0:
             demotion = _hand_down(outlook, held, site, segment, there, rate, now_s)
-            yield demotion or Proposal(
+            if demotion is not None:
+                yield demotion
+                continue  # it is dropped once it lies there, and its beginning not before it
+            yield Proposal(
                 ActionKind.EVICT,
                 segment.prefix,
                 segment.start,

@@ -1,4 +1,4 @@
-"""Which of the actions that would pay are ordered, where links and sites have no room for all of them."""
+"""Which of the actions that would pay are ordered, where sites have no room for all of them."""
 
 from __future__ import annotations
 
@@ -18,32 +18,26 @@ _EFFORT: Final = 0.05  # of CP-SAT's deterministic time: the same answer on ever
 FreeBytes = Callable[[Place], float | None]
 
 
-def select(proposals: Sequence[Proposal], room: FreeBytes, link_room: FreeBytes) -> list[Proposal]:
+def select(proposals: Sequence[Proposal], room: FreeBytes) -> list[Proposal]:
     """The proposals with the greatest gain together that fit, in the order given.
 
-    ``room`` tells the bytes that a target can take, ``link_room`` those that a place may send or receive in this
-    round; None is without limit. What moves no bytes is always taken.
+    ``room`` tells the bytes that a target can take, None: without limit. What moves no bytes is always taken. What
+    links have room for is the ledger's business.
     """
     still = {id(each) for each in proposals if not each.kv_bytes}
     moving = [each for each in proposals if each.kv_bytes]
     if len(moving) > MOST:
         moving = sorted(moving, key=lambda each: -_gain_s(each) / each.kv_bytes)[:MOST]
-    limits = _limits(moving, room, link_room)
+    limits = _limits(moving, room)
     over = [limit for limit in limits if sum(each.kv_bytes for each in limit[0]) > limit[1]]
     taken = {id(each) for each in (_best(moving, over) if over else moving)}
     return [each for each in proposals if id(each) in taken or id(each) in still]
 
 
-def _limits(
-    moving: Sequence[Proposal], room: FreeBytes, link_room: FreeBytes
-) -> list[tuple[list[Proposal], float]]:
-    """What shares a limit, and the bytes that it has."""
+def _limits(moving: Sequence[Proposal], room: FreeBytes) -> list[tuple[list[Proposal], float]]:
+    """What goes to the same place, and the bytes that it has room for."""
     places = dict.fromkeys(each.target for each in moving)
     limits = [([each for each in moving if each.target == place], room(place)) for place in places]
-    ends = dict.fromkeys(end for each in moving for end in (each.source, each.target) if end is not None)
-    limits += [
-        ([each for each in moving if end in (each.source, each.target)], link_room(end)) for end in ends
-    ]
     return [(group, free) for group, free in limits if free is not None]
 
 
