@@ -258,3 +258,41 @@ def test_orders_fit_and_nothing_goes_to_and_fro(steps: list[tuple[int, int, bool
         for record in ledger.records(ActionState.DONE):
             planned.planner.ended(record)
         ledger.check_invariants()
+
+
+def test_what_a_slower_tier_lacks_is_handed_down_once_and_dropped_when_it_is_there() -> None:
+    planned = Planned(ActionKind.EVICT, ActionKind.DEMOTE, host_blocks=400, pool=False)
+    planned.index.register(POOL)  # nothing is written through to it
+    store = Place(POOL, Tier.REMOTE)
+    hosts = [Place(Holder(name), Tier.HOST) for name in ("m0", "m1")]
+    planned.planner.use_sites(
+        [Site(host, 400 * BLOCK, frozenset({host.holder.instance_id})) for host in hosts]
+        + [Site(store, 100_000 * BLOCK, None)]
+    )
+    now_s = learned_returns(planned, turns=20)
+    demoted: list[TierAction] = []
+    for seed in range(200, 216):
+        planned.serve(turn(320 * 19, 100 + seed % 4), now_s)
+        planned.index.clear(POOL)  # what the test's engines write through by themselves
+        now_s += 1.0
+        for action in planned.planner.plan(now_s):
+            if action.kind is ActionKind.DEMOTE:
+                demoted.append(action)
+            else:
+                assert action.prefix is not None
+                planned.lose(*action.target, action.prefix.hashes[action.start : action.stop])
+    assert demoted
+    keys = [(a.prefix.hashes.item(a.stop - 1), str(a.target)) for a in demoted if a.prefix is not None]
+    assert len(set(keys)) == len(keys), "ordered twice"
+    first = demoted[0]
+    assert first.prefix is not None and first.source is not None
+    held = planned.index.match(NAMESPACE, first.prefix.hashes)
+    row = planned.index.holder_id(first.source.holder)
+    assert held[row, Tier.HOST] >= first.stop, "it stays until it lies below"
+    moved = first.prefix.hashes[: first.stop]
+    planned.index.store(POOL, Tier.REMOTE, NAMESPACE, moved)
+    dropped = [a for step in range(1, 4) for a in planned.planner.plan(now_s + step)]
+    assert any(
+        a.kind is ActionKind.EVICT and a.prefix is not None and a.prefix.hashes.item(a.stop - 1) == keys[0][0]
+        for a in dropped
+    )
