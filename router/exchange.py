@@ -14,7 +14,7 @@ from router.accounts import Account, Grant
 from router.api_keys import ApiKey, KeyRing
 from router.delivery import Delivery
 from router.error_shapes import error_shape
-from router.errors import RequestError, internal_error, status_line
+from router.errors import RequestError, internal_error, status_line, too_long
 from router.framing import ResponseHead
 from router.heads import Headers, client_request_id, placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
@@ -163,11 +163,7 @@ class Exchange:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _refuse_length(self) -> None:
-        limit = self.services.settings.max_body_bytes
-        message = (
-            f"The request body exceeds {limit} bytes. Raise 'max_body_bytes' in the router's configuration."
-        )
-        self.refuse(RequestError(413, message, code="request_too_large"))
+        self.refuse(too_long(self.services.settings.max_body_bytes))
 
     def refuse(self, error: RequestError) -> None:
         """Without reading the body to its end, or to another request behind it. Only the first call counts."""
