@@ -59,19 +59,6 @@ class Picked:
         return self.placement.decode
 
 
-def request_headers(placement: Placement, prefill_address: str | None) -> dict[str, str]:
-    """What an engine, or the sidecar before it, is told beside the client's headers."""
-    headers: dict[str, str] = {}
-    target = placement.decode
-    if prefill_address is not None:
-        headers["x-prefiller-host-port"] = prefill_address
-    if target.ranks > 1:
-        headers["x-data-parallel-rank"] = str(target.rank)
-    if target.api_key is not None:
-        headers["authorization"] = f"Bearer {target.api_key}"
-    return headers
-
-
 def endpoint_of(path: bytes) -> Endpoint | None:
     """None for what is no inference that is known here."""
     return PATHS.get(path.partition(b"?")[0].decode("latin-1"))
@@ -121,6 +108,8 @@ async def pick(services: RouterServices, given: GatewayRequest) -> Picked:
             sees_first_byte=given.sees_first_byte,
         )
         placement = await _placed(services, asked, computes=endpoint.computes)
+        if placement.disaggregated and not endpoint.generates:
+            placement = replace(placement, decode=placement.prefill)  # nothing to hand over
         count(services, prompt, placement, computes=endpoint.computes)
         body = forwarded_body(request, placement.model)
         made = services.picks.begin(placement) if placement.placement_id else None

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from conductor.placement import InstanceFailure, Placement, RejectedError, Usage
+from router.addresses import Addresses
 
 if TYPE_CHECKING:
     from router.line import Line
@@ -46,6 +47,7 @@ class Picks(Collector):
         self.placements = placements
         self.line = line
         self.clock = clock
+        self.addresses = Addresses(clock)
         self._open: set[Pick] = set()
 
     def begin(self, placement: Placement) -> Pick:
@@ -91,6 +93,19 @@ class Picks(Collector):
         )
 
 
+def request_headers(placement: Placement, prefill_address: str | None) -> dict[str, str]:
+    """What an engine, or the sidecar before it, is told beside the client's headers."""
+    headers: dict[str, str] = {}
+    target = placement.decode
+    if prefill_address is not None:
+        headers["x-prefiller-host-port"] = prefill_address
+    if target.ranks > 1:
+        headers["x-data-parallel-rank"] = str(target.rank)
+    if target.api_key is not None:
+        headers["authorization"] = f"Bearer {target.api_key}"
+    return headers
+
+
 class Pick:
     """One picked request until it is over; only the first call that ends it counts."""
 
@@ -109,10 +124,14 @@ class Pick:
         placement = self.placement
         return placement.predicted_ttft_s + placement.predicted_tbt_s * placement.predicted_output_tokens
 
+    @property
+    def age_s(self) -> float:
+        return self._picks.clock() - self._begun_s
+
     def ends_as_predicted(self) -> None:
         """Nobody will tell of its end."""
         if not self._over and self._timer is None:
-            left_s = max(self._begun_s + self.predicted_s - self._picks.clock(), 0.0)
+            left_s = max(self.predicted_s - self.age_s, 0.0)
             self._timer = asyncio.get_running_loop().call_later(left_s, self._predicted_end)
 
     def first_byte(self) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conductor.placement import FailureKind, InstanceFailure, Placement, Target, Usage
-from router.addresses import Addresses
 from router.error_shapes import error_shape
 from router.errors import RequestError, internal_error, too_long
 from router.ext_proc import answers
@@ -22,14 +21,15 @@ from router.ext_proc.messages import (
 )
 from router.heads import Headers, placement_fields
 from router.inference import Endpoint
-from router.picking import GatewayRequest, Picked, endpoint_of, pick, pick_again, request_headers
-from router.picks import Pick, PickEnd
+from router.picking import GatewayRequest, Picked, endpoint_of, pick, pick_again
+from router.picks import Pick, PickEnd, request_headers
 from router.services import RouterServices, logger
 from router.usage import NO_USAGE, usage_from_tail
 
 GATEWAY: Final = "ext_proc"  # in metrics
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET: Final = "x-gateway-destination-endpoint-subset"
+_REMEMBERED: Final = 8  # streams
 _TAIL_BYTES: Final = 8_192  # of a response, which hold what it used
 _MODES: Final = ("NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED", "GRPC")
 _OURS: Final = (b"x-conductor-", b"x-prefiller-host-port", b"x-data-parallel-rank")  # no client's to choose
@@ -53,8 +53,19 @@ class Surroundings:
         self.services = services
         self.targets = targets
         self.alternatives = alternatives
-        self.addresses = Addresses(services.clock)
+        self.addresses = services.picks.addresses
         self.sees_responses = False
+        self._early = 0
+
+    def ends_with_request(self, pick: Pick) -> bool:
+        """Whether the end of a stream in full duplex, which showed nothing of the response, is the request's end.
+
+        Envoy ends such a stream as soon as it has its endpoint, unless `response_trailer_mode` is `SEND`; it does
+        not say which. What ends before an engine could have answered tells, for the streams after it as well.
+        """
+        early = pick.age_s < pick.placement.predicted_ttft_s / 2
+        self._early = min(self._early + 1, _REMEMBERED) if early else max(self._early - 1, -_REMEMBERED)
+        return not early and self._early <= 0
 
 
 @dataclass(slots=True)
@@ -80,6 +91,7 @@ class GatewayStream:
         self._response_mode = 0
         self._answered = False
         self._sent: _Sent | None = None
+        self._response_seen = False
         self._status = 200
         self._tail = b""
 
@@ -98,8 +110,18 @@ class GatewayStream:
         return () if message.observability_mode else told
 
     def ended(self) -> None:
-        """The gateway has no more to say: the request is over."""
-        self._end(NO_USAGE, PickEnd.STREAM)
+        """The gateway has no more to say."""
+        sent = self._sent
+        if (
+            sent is not None
+            and sent.pick is not None
+            and self._request_mode == BODY_FULL_DUPLEX_STREAMED
+            and not self._response_seen
+            and not self._around.ends_with_request(sent.pick)
+        ):
+            self.broken_off()
+        else:
+            self._end(NO_USAGE, PickEnd.STREAM)
 
     def broken_off(self) -> None:
         """The gateway gave the stream up, which it does as soon as it needs no more answers."""
@@ -270,7 +292,7 @@ class GatewayStream:
     # The response
 
     async def _response_headers(self, message: Any) -> Iterable[bytes]:
-        self._around.sees_responses = True
+        self._around.sees_responses = self._response_seen = True
         sent = self._sent
         if sent is None:  # the gateway's own answer, to a request that was refused
             return (answers.UNCHANGED["response_headers"],)

