@@ -130,12 +130,13 @@ class WordTokens:
             if outcome == kernels.UNSEEN_CHARACTER:
                 kinds.learn(count)
             else:
-                begins, ends = unknown[:count:2], unknown[1:count:2]
-                if most_new is not None and int((ends - begins).sum()) > most_new:
-                    return None
-                self._learn(
-                    {data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)}
-                )
+                begins, ends = unknown[:count:2].tolist(), unknown[1:count:2].tolist()
+                words = {data[begin:end] for begin, end in zip(begins, ends, strict=True)}
+                if most_new is not None:
+                    most_new -= sum(map(len, words))
+                    if most_new < 0:
+                        return None
+                self._learn(words)
         return None
 
     def _added_in(self, data: bytes) -> NDArray[np.int64] | None:
