@@ -30,6 +30,7 @@ SETTINGS = {
     "first_byte_timeout_s": 1.0,  # a busy machine may stand still for longer than a third of that
     "stall_timeout_s": 1.0,
     "max_idle_connections": CLIENTS,
+    "retry_burst": 2 * CLIENTS,  # at the end of a part, nobody but those that stalled is left
     "log_requests": False,
 }
 
