@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from conductor.explanation import PlacementRecord
 from conductor.placement import Target
 
@@ -16,15 +14,13 @@ def alternatives(record: PlacementRecord, limit: int) -> list[Target]:
     estimates = record.candidates
     if estimates is None or limit < 1:
         return []
-    chosen = record.choice.decode
-    role = estimates.roles.item(chosen)
+    role = estimates.roles.item(record.choice.decode)
     seconds = estimates.tbt_s if record.placement.disaggregated else estimates.ttft_s
-    able = np.flatnonzero((estimates.roles == role) & estimates.fits)
-    found: dict[str, Target] = {}
-    for i in able[np.argsort(seconds[able], kind="stable")].tolist():
+    found = {record.placement.decode.instance_id: record.placement.decode}
+    for i in seconds.argsort(kind="stable").tolist():
         target = estimates.ranks[i].target
-        if target.instance_id != record.placement.decode.instance_id:
-            found.setdefault(target.instance_id, target)
-            if len(found) == limit:
+        if target.instance_id not in found and estimates.roles.item(i) == role and estimates.fits.item(i):
+            found[target.instance_id] = target
+            if len(found) > limit:
                 break
-    return list(found.values())
+    return list(found.values())[1:]

@@ -44,7 +44,12 @@ class PickDelivery(Delivery):
     __slots__ = ("_naming", "_pick")
 
     def __init__(
-        self, exchange: Exchange, headers: Headers, request: InferenceRequest, prompt: Prompt, terms: RequestTerms
+        self,
+        exchange: Exchange,
+        headers: Headers,
+        request: InferenceRequest,
+        prompt: Prompt,
+        terms: RequestTerms,
     ) -> None:
         super().__init__(exchange, headers, request, prompt, terms)
         self._naming: asyncio.Task[None] | None = None

@@ -67,16 +67,37 @@ def endpoint_of(path: bytes) -> Endpoint | None:
 class Turn:
     """Waits for a placement that is not made at once."""
 
+    __slots__ = ("_outcome", "_told")
+
     def __init__(self) -> None:
-        self.outcome: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
+        self._outcome: Placement | PlacementError | None = None
+        self._told: asyncio.Event | None = None
 
     def placed(self, placement: Placement) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(placement)
+        self._tell(placement)
 
     def refused(self, error: PlacementError) -> None:
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
+        self._tell(error)
+
+    def _tell(self, outcome: Placement | PlacementError) -> None:
+        self._outcome = outcome
+        if self._told is not None:
+            self._told.set()
+
+    async def comes(self, services: RouterServices) -> Placement:
+        """Raises PlacementError. Who waits no longer gives back what it got."""
+        self._told = asyncio.Event()
+        try:
+            while self._outcome is None:
+                await self._told.wait()
+        except asyncio.CancelledError:
+            services.line.leave(self)
+            if isinstance(self._outcome, Placement) and self._outcome.placement_id:
+                services.placements.cancelled(self._outcome.placement_id, services.clock())
+            raise
+        if isinstance(self._outcome, PlacementError):
+            raise self._outcome
+        return self._outcome
 
 
 async def pick(services: RouterServices, given: GatewayRequest) -> Picked:
@@ -215,21 +236,9 @@ async def _placed(services: RouterServices, asked: PlacementRequest, *, computes
         else:
             placement = services.line.hold(turn, services.placements.anywhere(asked, started_s))
         if placement is None:
-            placement = await _in_turn(services, turn)
+            placement = await turn.comes(services)
         else:
             services.metrics.placement_s.observe(services.clock() - started_s)
     except PlacementError as error:
         raise not_placed(error, asked.model, services.placements.models, ()) from None
     return placement
-
-
-async def _in_turn(services: RouterServices, turn: Turn) -> Placement:
-    try:
-        return await asyncio.shield(turn.outcome)
-    except asyncio.CancelledError:
-        services.line.leave(turn)
-        if turn.outcome.done() and not turn.outcome.cancelled() and turn.outcome.exception() is None:
-            placement_id = turn.outcome.result().placement_id
-            if placement_id:
-                services.placements.cancelled(placement_id, services.clock())
-        raise
