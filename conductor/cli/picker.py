@@ -65,7 +65,9 @@ async def start_picker(
     try:
         await server.start()
     except OSError as error:
-        raise ConfigError(f"endpoint_picker.port: {error}; choose another one") from None
+        raise ConfigError(
+            f"endpoint_picker.port: cannot listen ({error.strerror}); choose another one"
+        ) from None
     stack.push_async_callback(server.stop, _STREAMS_END_WITHIN_S)
     _log.info("picking endpoints for gateways", host=host, port=server.port, tls=picker.tls is not None)
 

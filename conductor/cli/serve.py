@@ -266,8 +266,8 @@ async def _serve(config: Config) -> None:
         monitor.start()
         membership.watcher = monitor
         stack.push_async_callback(monitor.close)
-        await start_picker(config, services, scheduler, clock, stack)
         stack.push_async_callback(front.stop)
+        await start_picker(config, services, scheduler, clock, stack)
         console = Console(stderr=True)
         await _wait_until_ready(console, scheduler, front, stop, clock)
         gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -49,9 +50,15 @@ class PickerServer:
         self.port = port
         self._certificate = certificate
         self._server: Any = None
+        self._streams: dict[GatewayStream, asyncio.Task[Any]] = {}
+        self._stopping = False
 
     async def start(self) -> None:
-        """Raises OSError when the address cannot be had, ValueError for a certificate that cannot be used."""
+        """Raises OSError when the address cannot be had."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        socket.create_server(
+            (self._host, self.port), family=family
+        ).close()  # gRPC does not say what is wrong
         limit = self._around.services.settings.max_body_bytes + _ENVELOPE_BYTES
         server = grpc.aio.server(
             options=(
@@ -75,24 +82,36 @@ class PickerServer:
             )
         )
         address = f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
-        try:
-            if self._certificate is None:
-                self.port = server.add_insecure_port(address)
-            else:
-                self.port = server.add_secure_port(address, _credentials(self._certificate))
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from None
+        if self._certificate is None:
+            self.port = server.add_insecure_port(address)
+        else:
+            self.port = server.add_secure_port(address, _credentials(self._certificate))
         await server.start()
         self._server = server
 
     async def stop(self, grace_s: float) -> None:
-        """Requests that are being picked for may finish; streams that only wait for a response end."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        """Requests that are being picked for may finish; streams that only wait for responses end, without an error.
+
+        A gateway goes on with a request whose stream ended well, and may break off one whose stream did not.
+        """
+        if self._server is None:
+            return
+        self._stopping = True
+        stopping = asyncio.ensure_future(self._server.stop(grace_s))
+        await asyncio.sleep(0)
+        while self._streams and not stopping.done():
+            for stream, task in self._streams.items():
+                if stream.answered:
+                    task.cancel()
+            await asyncio.wait((stopping,), timeout=_LOOK_AGAIN_S / 20)
+        await stopping
 
     async def _process(self, _: Any, context: Any) -> None:
         stream = GatewayStream(self._around)
         half_closed = False
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams[stream] = task
         try:
             while (raw := await context.read()) is not grpc.aio.EOF:
                 for answer in await stream.receive(raw):
@@ -102,7 +121,11 @@ class PickerServer:
             self._around.services.picks.broken_messages += 1
             logger.warning("a gateway's message was not understood", error=str(error), peer=context.peer())
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
         finally:
+            del self._streams[stream]
             if half_closed:
                 stream.ended()
             else:

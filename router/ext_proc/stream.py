@@ -95,6 +95,11 @@ class GatewayStream:
         self._status = 200
         self._tail = b""
 
+    @property
+    def answered(self) -> bool:
+        """Whether the gateway has its endpoint, or a refusal."""
+        return self._answered and not self._body
+
     async def receive(self, raw: bytes) -> Iterable[bytes]:
         """The answers to a message. Raises BrokenMessageError."""
         try:

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import ssl
+import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ import httpx
 import pytest
 from certificates import Authority
 from envoy_process import cluster_of, envoy, filter_of, filters_of
-from front_door_process import FrontDoor, free_port, front_door
+from front_door_process import FrontDoor, conductor_command, free_port, front_door
 
 from router.ext_proc.messages import HealthCheckRequest, HealthCheckResponse
 from simulator.emulator.tokens import TOKENIZER_FOLDER
@@ -269,6 +271,21 @@ def test_an_engine_that_dies_and_then_the_picker(tmp_path: Path) -> None:
                     assert answer.status_code == 200, answer.text
 
 
+def test_responses_under_way_outlive_the_picker(owner: FrontDoor, tmp_path: Path) -> None:
+    port = free_port()
+    with front_door(tmp_path, "--config", settings(tmp_path, owner, port)) as door:
+        urls = Cluster(owner, door, port).urls
+        with envoy(tmp_path, urls, port, with_modes({}, failure_mode_allow=False)) as gateway:
+            asked = chat(fresh(), stream=True, max_tokens=400, ignore_eos=True)
+            with gateway.http.stream("POST", "/v1/chat/completions", json=asked) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                assert door.samples()["conductor_picks_open"] == 1
+                assert door.stop() == 0
+                rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]" and len(rest) > 50
+
+
 def test_without_a_picker_a_gateway_may_also_refuse(cluster: Cluster, tmp_path: Path) -> None:
     with envoy(tmp_path, cluster.urls, free_port(), with_modes({}, failure_mode_allow=False)) as gateway:
         assert gateway.http.post("/v1/chat/completions", json=chat("hello")).status_code >= 500
@@ -322,3 +339,26 @@ def test_tls(owner: FrontDoor, tmp_path: Path, own: bool) -> None:
             assert gateway.http.post("/v1/chat/completions", json=chat("hello")).status_code == 200
         with pytest.raises((httpx.HTTPError, ssl.SSLError)):
             httpx.get(f"http://127.0.0.1:{port}/", trust_env=False)
+
+
+def test_what_cannot_be_listened_with_is_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    mixed = {
+        "certificate": str(authority.issue("a").certificate),
+        "private_key": str(authority.issue("b").private_key),
+    }
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for picker, named in (
+            ({"port": port}, "endpoint_picker.port: cannot listen"),
+            ({"port": free_port(), "tls": mixed}, "endpoint_picker.tls.private_key"),
+        ):
+            file = tmp_path / "conductor.json"
+            config = {"endpoint_picker": picker, "server": {"port": 0}, "emulation": {"cluster": "1"}}
+            file.write_text(json.dumps(config))
+            ended = subprocess.run(
+                conductor_command("serve", "--config", str(file)), capture_output=True, text=True, timeout=60
+            )
+            assert ended.returncode != 0
+            assert named in ended.stderr
+            assert "Traceback" not in ended.stderr
