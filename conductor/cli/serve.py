@@ -39,6 +39,7 @@ from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
 from conductor.cli.one_process_front import OneProcessFront
+from conductor.cli.picker import start_picker
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_services import make_services, tokenizer_folders
 from conductor.cli.tier_services import make_planning, make_runner, start_runner
@@ -266,6 +267,7 @@ async def _serve(config: Config) -> None:
         membership.watcher = monitor
         stack.push_async_callback(monitor.close)
         stack.push_async_callback(front.stop)
+        await start_picker(config, services, scheduler, clock, stack)
         console = Console(stderr=True)
         await _wait_until_ready(console, scheduler, front, stop, clock)
         gc.collect()

@@ -145,6 +145,7 @@ class MadePlacement(_Message):
     prefill_s: float
     predicted_ttft_s: float
     predicted_tbt_s: float
+    predicted_output_tokens: int
 
     @classmethod
     def of(cls, placement: Placement) -> MadePlacement:
@@ -161,6 +162,7 @@ class MadePlacement(_Message):
             plan.prefill_s,
             placement.predicted_ttft_s,
             placement.predicted_tbt_s,
+            placement.predicted_output_tokens,
         )
 
     def placement(self) -> Placement:
@@ -174,6 +176,7 @@ class MadePlacement(_Message):
             PrefixPlan(self.plan_tokens, (), self.fetch_s, self.prefill_s),
             self.predicted_ttft_s,
             self.predicted_tbt_s,
+            self.predicted_output_tokens,
         )
 
 
