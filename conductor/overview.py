@@ -24,16 +24,15 @@ def overview(scheduler: Scheduler, now_s: float, window_s: float) -> dict[str, A
     window_s = min(window_s, Outcomes.WINDOW_S)
     tally = scheduler.outcomes.between(now_s - window_s, now_s + 1.0)
     instances = list(scheduler.cluster)
-    ranks = [rank for _, rank in _candidates(scheduler)]
-    usages = [u for each in _candidates(scheduler) if (u := kv_usage(*each)) is not None]
-    queues = [
-        rank.queue_s(now_s) for instance, rank in _candidates(scheduler) if instance.role is not Role.DECODE
-    ]
+    candidates = list(_candidates(scheduler))
+    ranks = [rank for _, rank in candidates]
+    usages = [u for each in candidates if (u := kv_usage(*each)) is not None]
+    queues = [rank.queue_s(now_s) for instance, rank in candidates if instance.role is not Role.DECODE]
     return {
         "instances": {
             "total": len(instances),
-            "by_health": dict(Counter(str(i.health) for i in instances)),
-            "by_role": dict(Counter(str(i.role) for i in instances)),
+            "by_health": dict(Counter(i.health.value for i in instances)),
+            "by_role": dict(Counter(i.role.value for i in instances)),
             "ranks": sum(len(i.ranks) for i in instances),
         },
         "models": [
