@@ -24,7 +24,9 @@ from conductor.scheduler import Scheduler
 
 _log = structlog.get_logger(__name__)
 
-_AT_ONCE: Final = 256  # probes: those of a thousand instances would wait for each other until all are too late
+_AT_ONCE: Final = (
+    256  # probes: those of a thousand instances would wait for each other until all are too late
+)
 
 
 class ClusterMonitor:

@@ -45,8 +45,9 @@ export function prefixesView(root, { feed }) {
       text(name, prefix.hash);
       width(bar, prefix.matches / most);
       text(matches, `${count(prefix.matches)} (${percent(prefix.matches / total)})`);
-      text(blocks, prefix.depth === null ? UNKNOWN : count(prefix.depth));
-      const held = kind?.tokens && prefix.depth !== null ? prefix.depth * kind.tokens : null;
+      const long = prefix.depth === null ? null : prefix.depth + 1;  // the first one has depth 0
+      text(blocks, count(long));
+      const held = kind?.tokens && long !== null ? long * kind.tokens : null;
       text(tokens, count(held));
       text(size, held !== null && kind.bytes ? bytes(held * kind.bytes) : UNKNOWN);
       keyed(holders, prefix.held_by.slice(0, MOST_HOLDERS).concat(prefix.held_by.length > MOST_HOLDERS ? [null] : []),
