@@ -143,7 +143,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     try:
         yield _read_key
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 def _read_key(within_s: float) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from conductor.cli.top_figures import Figures
 
 ROLES: Final = ("prefill", "decode", "mixed")
-TIERS: Final = ("device", "host", "disk", "pod", "remote")
+TIERS: Final = {"device": "blue", "host": "green", "disk": "yellow", "pod": "magenta", "remote": "cyan"}
 UNKNOWN: Final = "-"
 _HEALTH: Final = {"up": "green", "starting": "cyan", "draining": "cyan", "down": "bold red"}
 _FULL_QUEUE_MS: Final = 2_000.0
@@ -55,7 +55,7 @@ def height(figures: Figures) -> int:
     """Lines that a frame takes beside its instances."""
     roles = len({row["role"] for row in figures.instances})
     problems = min(len(figures.problems), _MOST_PROBLEMS) + (len(figures.problems) > _MOST_PROBLEMS)
-    return 5 + problems + 4 * roles
+    return 5 + problems + 5 * roles
 
 
 def _shared(wanted: list[int], room: int | None) -> list[int]:
@@ -162,16 +162,16 @@ def _bar(share: float | None, says: str, cells: int = 10) -> Text:
     return Text.assemble(("█" * filled, colour), ("░" * (cells - filled), "dim"), f" {says:>7}")
 
 
-def _cached(row: Row) -> str:
-    """By tier, in the order of their speed, without the empty ones behind the device."""
-    if not row["block_size"]:
-        return f"{sum(row[f'{tier}_blocks'] for tier in TIERS)} blocks"
-    block_bytes = row["block_size"] * row["kv_bytes_per_token"]
-    return " ".join(
-        f"{_bytes(row[f'{tier}_blocks'] * block_bytes)}{'' if tier == 'device' else ' ' + tier}"
-        for tier in TIERS
-        if tier == "device" or row[f"{tier}_blocks"]
-    )
+def _cached(row: Row, cells: int = 8) -> Text:
+    """How much, and its parts by tier, each in the tier's colour."""
+    blocks = {tier: row[f"{tier}_blocks"] for tier in TIERS}
+    total = sum(blocks.values())
+    parts = Text()
+    for tier, colour in TIERS.items():
+        parts.append("█" * round(cells * blocks[tier] / max(total, 1)), colour)
+    size = row["block_size"]
+    says = _bytes(total * size * row["kv_bytes_per_token"]) if size else f"{total} blocks"
+    return Text.assemble(parts, f" {says:>8}")
 
 
 def _number(value: float | None) -> str:
