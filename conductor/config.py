@@ -66,6 +66,7 @@ class ServerConfig(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
     admin_token: SendableSecret | None = None
+    console: bool = True  # at /ui
     cors: CorsConfig | None = None
     tls: ServerTlsConfig | None = None
 

@@ -47,9 +47,10 @@ from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker_front import WorkerFront
 from conductor.cluster import Cluster
-from conductor.config import Config, InstanceConfig, SharedPoolConfig, load_config
+from conductor.config import Config, InstanceConfig, ServerConfig, SharedPoolConfig, load_config
 from conductor.configuration_faults import ConfigError
 from conductor.configured_admission import make_dispatcher, make_gate
+from conductor.console import make_console_routes
 from conductor.discovery import EventEndpoints, reported_load
 from conductor.engine_caches import EngineCaches
 from conductor.index_metrics import IndexCollector
@@ -205,6 +206,7 @@ async def _serve(config: Config) -> None:
             membership=membership,
             tokenize=PlacementTokens(services.tokens),
             orders=orders,
+            streams=feeds,
         )
         registry.register(IndexCollector(index, feeds, snapshots))
         app = create_app(
@@ -218,6 +220,8 @@ async def _serve(config: Config) -> None:
             ],
             exposition=front.exposition,
         )
+        if config.server.console:
+            app.include_router(make_console_routes())
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
         if tls is not None:
@@ -273,7 +277,7 @@ async def _serve(config: Config) -> None:
         gc.collect()
         gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         if not stop.is_set():
-            _announce(console, scheduler, front.url, config.server.workers)
+            _announce(console, scheduler, front.url, config.server)
         await stop.wait()
         console.print("stopping; streams under way may finish")
 
@@ -343,7 +347,7 @@ async def _wait_until_ready(
             await asyncio.sleep(0.05)
 
 
-def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) -> None:
+def _announce(console: Console, scheduler: Scheduler, url: str, server: ServerConfig) -> None:
     table = Table(title="Conductor is ready")
     for heading in ("instance", "role", "url", "health", "KV blocks", "events"):
         table.add_column(heading, no_wrap=True)
@@ -359,10 +363,12 @@ def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) ->
             "yes" if facts and facts.publishes_events else "no",
         )
     console.print(table)
+    workers = server.workers
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": scheduler.models()[0].model, "messages": [message]})
     for line in (
         f"front door    {url}/v1" + (f"  ({workers} router processes)" if workers > 1 else ""),
+        *([f"console       {url}/ui"] if server.console else ()),
         f"why           {url}/v1/placements",
         f"API, metrics  {url}/docs  {url}/metrics",
         f"try           curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
