@@ -131,7 +131,7 @@ def snapshot(scheduler: Scheduler, now_s: float, window_s: float) -> Snapshot:
 def _candidates(scheduler: Scheduler) -> Iterator[tuple[InstanceState, RankState]]:
     """Ranks that take requests, or finish some."""
     for instance in scheduler.cluster:
-        if instance.health in (Health.UP, Health.SUSPENDED, Health.PROBING, Health.DRAINING):
+        if instance.health in (Health.UP, Health.SUSPENDED, Health.PROBING, Health.WITHHELD, Health.DRAINING):
             for rank in instance.ranks:
                 yield instance, rank
 

@@ -25,6 +25,7 @@ _COMMANDS = {
     "plan": "plan",
     "index": "index",
     "cache": "cache",
+    "register": "register",
     "config": "config_command",
     "warm": "warm",
 }  # and the modules that they are in: a command starts sooner without what the others import
