@@ -99,7 +99,7 @@ class Roll:
             self._drop(state, instance_id)
         for instance_id, each in wanted.items():
             known = state.listed.get(instance_id)
-            if each == known:
+            if each is known or each == known:
                 continue
             if known is None and (reason := self._taken(each.config, state.name)) is not None:
                 refused[instance_id] = reason
