@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 from typing import Annotated, Any, Final
@@ -131,6 +132,8 @@ async def _keep_registered(
             await asyncio.gather(*(place.leave(0.0) for place in places))
             raise ConfigError(str(refused)) if isinstance(refused, RefusedError) else AssertionError(refused)
         keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
         await asyncio.gather(*(place.leave(drain_s) for place in places))
 
 

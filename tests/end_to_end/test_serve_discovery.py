@@ -116,6 +116,7 @@ def test_every_source_brings_instances_and_takes_them_away(tmp_path: Path, engin
                 door.wait_until(lambda: "by-pod" not in healths(door), "the end of the pod")
                 sidecar.send_signal(signal.SIGTERM)
                 assert sidecar.wait(timeout=20) == 0
+                assert "rror" not in (tmp_path / "register.log").read_text()
                 assert set(healths(door)) == {"by-file"}
                 assert door.http.post("/v1/completions", json=body).status_code == 200
             finally:
