@@ -77,6 +77,11 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert not missing
 
 
+def test_every_page_is_in_the_site() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    assert set(re.findall(r"[\w-]+\.md", nav)) == {page.name for page in (ROOT / "docs").glob("*.md")}
+
+
 def test_the_configuration_reference_is_current_and_says_what_every_key_means() -> None:
     module = script("configuration_reference")
     assert module.REFERENCE.read_text() == module.reference(), (
