@@ -173,6 +173,15 @@ class InstanceDrained(Event, frozen=True, tag="instance_drained"):
     instance: str
 
 
+class InstanceWithheld(Event, frozen=True, tag="instance_withheld"):
+    instance: str
+    reason: str
+
+
+class InstanceReadmitted(Event, frozen=True, tag="instance_readmitted"):
+    instance: str
+
+
 class InstanceRemoved(Event, frozen=True, tag="instance_removed"):
     instance: str
 
@@ -194,6 +203,8 @@ AnyEvent = (
     | LoadReported
     | InstanceAdded
     | InstanceDrained
+    | InstanceWithheld
+    | InstanceReadmitted
     | InstanceRemoved
     | CalibrationReset
 )

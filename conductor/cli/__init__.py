@@ -24,7 +24,9 @@ _COMMANDS = {
     "trace": "trace",
     "plan": "plan",
     "index": "index",
+    "top": "top",
     "cache": "cache",
+    "register": "register",
     "config": "config_command",
     "warm": "warm",
 }  # and the modules that they are in: a command starts sooner without what the others import

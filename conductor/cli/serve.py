@@ -31,6 +31,7 @@ from conductor.cache_lookup import make_lookup_router
 from conductor.cache_orders import CacheOrders
 from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
+from conductor.cli.discovery_sources import start_discovery
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.front import Front
@@ -47,12 +48,16 @@ from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker_front import WorkerFront
 from conductor.cluster import Cluster
-from conductor.config import Config, InstanceConfig, SharedPoolConfig, load_config
+from conductor.config import Config, ServerConfig, SharedPoolConfig, load_config
 from conductor.configuration_faults import ConfigError
 from conductor.configured_admission import make_dispatcher, make_gate
+from conductor.console import make_console_routes
 from conductor.discovery import EventEndpoints, reported_load
+from conductor.discovery.discovered import Discovered
+from conductor.discovery.metrics import DiscoveryCollector
 from conductor.engine_caches import EngineCaches
 from conductor.index_metrics import IndexCollector
+from conductor.instance_config import InstanceConfig
 from conductor.membership import Membership, endpoints_of, instance_of
 from conductor.metrics import ClusterCollector
 from conductor.monitor import ClusterMonitor
@@ -117,10 +122,10 @@ def serve(
         "log": _given(level=log_level),
     }
     config = load_config(config_file, {name: values for name, values in flags.items() if values})
-    if config.emulation.cluster is None and not config.instances:
+    if config.emulation.cluster is None and not config.instances and not config.discovery.brings_instances:
         raise ConfigError(
-            "nothing to route to: start an emulated cluster with --emulate 2p2d, "
-            "or list engines under 'instances' in a file given with --config"
+            "nothing to route to: start an emulated cluster with --emulate 2p2d, list engines under 'instances' "
+            "in a file given with --config, or say there under 'discovery' where they are found"
         )
     configure_logs(config.log.level, config.log.format)
     raise_file_limit()
@@ -174,6 +179,7 @@ async def _serve(config: Config) -> None:
             stack.callback(journal.close)
         reservations = Reservations(scheduler, clock, ttl_s=config.scheduling.reservation_ttl_s)
         membership = Membership(scheduler, clock, instances)
+        discovered = Discovered.by_registration(membership, clock, time.time, config.discovery)
         engine_caches = EngineCaches(cluster, index, feeds.prompts, membership.configs, scheduler.aliases)
 
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=to_engines))
@@ -205,7 +211,10 @@ async def _serve(config: Config) -> None:
             membership=membership,
             tokenize=PlacementTokens(services.tokens),
             orders=orders,
+            streams=feeds,
+            discovered=discovered,
         )
+        registry.register(DiscoveryCollector(discovered.roll))
         registry.register(IndexCollector(index, feeds, snapshots))
         app = create_app(
             services,
@@ -218,6 +227,8 @@ async def _serve(config: Config) -> None:
             ],
             exposition=front.exposition,
         )
+        if config.server.console:
+            app.include_router(make_console_routes())
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
         if tls is not None:
@@ -266,6 +277,7 @@ async def _serve(config: Config) -> None:
         monitor.start()
         membership.watcher = monitor
         stack.push_async_callback(monitor.close)
+        await start_discovery(config.discovery, discovered, clock, stack)
         stack.push_async_callback(front.stop)
         await start_picker(config, services, scheduler, clock, stack)
         console = Console(stderr=True)
@@ -273,7 +285,7 @@ async def _serve(config: Config) -> None:
         gc.collect()
         gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         if not stop.is_set():
-            _announce(console, scheduler, front.url, config.server.workers)
+            _announce(console, scheduler, front.url, config.server)
         await stop.wait()
         console.print("stopping; streams under way may finish")
 
@@ -343,7 +355,7 @@ async def _wait_until_ready(
             await asyncio.sleep(0.05)
 
 
-def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) -> None:
+def _announce(console: Console, scheduler: Scheduler, url: str, server: ServerConfig) -> None:
     table = Table(title="Conductor is ready")
     for heading in ("instance", "role", "url", "health", "KV blocks", "events"):
         table.add_column(heading, no_wrap=True)
@@ -359,10 +371,12 @@ def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) ->
             "yes" if facts and facts.publishes_events else "no",
         )
     console.print(table)
+    workers = server.workers
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": scheduler.models()[0].model, "messages": [message]})
     for line in (
         f"front door    {url}/v1" + (f"  ({workers} router processes)" if workers > 1 else ""),
+        *([f"console       {url}/ui"] if server.console else ()),
         f"why           {url}/v1/placements",
         f"API, metrics  {url}/docs  {url}/metrics",
         f"try           curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",

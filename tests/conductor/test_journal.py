@@ -161,7 +161,9 @@ class RecordedMachine(RuleBasedStateMachine):
 
     @rule(
         instance=st.sampled_from(["p0", "p1", "d2", "d3", "m4", "p9"]),
-        what=st.sampled_from(["up", "down", "load", "drain", "remove", "add", "reset"]),
+        what=st.sampled_from(
+            ["up", "down", "load", "drain", "withhold", "readmit", "remove", "add", "reset"]
+        ),
         usage=st.floats(0, 1),
     )
     def change(self, instance: str, what: str, usage: float) -> None:
@@ -180,6 +182,10 @@ class RecordedMachine(RuleBasedStateMachine):
             scheduler.report_load(instance, 0, ReportedLoad(3, 1, usage, self.now_s, preemptions=4))
         elif known and what == "drain":
             scheduler.drain_instance(instance)
+        elif known and what == "withhold":
+            scheduler.withhold_instance(instance, "its pod is not ready")
+        elif known and what == "readmit":
+            scheduler.readmit_instance(instance)
         elif known and what == "remove" and len(scheduler.cluster) > 1:
             scheduler.remove_instance(instance)
 

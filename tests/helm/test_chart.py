@@ -63,6 +63,8 @@ def test_everything_can_be_switched_on() -> None:
         "NetworkPolicy",
         "PodDisruptionBudget",
         "PrometheusRule",
+        "Role",
+        "RoleBinding",
         "Service",
         "ServiceAccount",
         "ServiceMonitor",
@@ -84,8 +86,8 @@ def test_conductor_takes_the_file(variant: str, tmp_path: Path, monkeypatch: pyt
             monkeypatch.setenv(each["name"], _engine_list(variant) if is_list else f"value-of-{each['name']}")
     config = load_config(configuration(objects, tmp_path))
     assert config.server.host == "0.0.0.0"
-    assert config.instances or config.emulation.cluster
-    assert bool(config.instances) != bool(config.emulation.cluster)
+    from_somewhere = [config.instances, config.emulation.cluster, config.discovery.brings_instances]
+    assert [bool(each) for each in from_somewhere].count(True) == 1
     if values.get("secret", {}).get("adminTokenKey"):
         ring = make_rest_ring(config, os.environ)
         assert ring is not None
@@ -169,6 +171,16 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
             {"config": {"instances": [{"id": "a", "url": "http://a:1", "api_key": "s3cret"}]}},
             "secret.instancesKey",
         ),
+        (
+            {
+                "config": {
+                    "discovery": {
+                        "kubernetes": {"pods": [{"selector": "a=b", "instance": {"api_key": "s3cret"}}]}
+                    }
+                }
+            },
+            "CONDUCTOR_DISCOVERY",
+        ),
         ({"secret": {"adminTokenKey": "admin"}}, "secret.name is required"),
         (
             {
@@ -243,10 +255,14 @@ def test_a_changed_configuration_rolls() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_pod_may_do_nothing_that_it_need_not(variant: str) -> None:
     objects = render(VARIANTS[variant])
-    assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & set(objects)
     pod = objects["Deployment"]["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["automountServiceAccountToken"] is False
+    assert objects["ServiceAccount"]["automountServiceAccountToken"] is False
+    asks = "kubernetes" in VARIANTS[variant].get("config", {}).get("discovery", {})
+    assert pod["automountServiceAccountToken"] is asks
+    assert {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & set(objects) == (
+        {"Role", "RoleBinding"} if asks else set()
+    )
     assert pod["enableServiceLinks"] is False
     for each in [*pod["initContainers"], *pod["containers"]]:
         assert each["securityContext"] == {
@@ -256,6 +272,45 @@ def test_the_pod_may_do_nothing_that_it_need_not(variant: str) -> None:
         }
     volumes = {each["name"] for each in pod["volumes"]}
     assert {each["name"] for each in container(objects)["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "kinds"),
+    [
+        ([None], {"Role", "RoleBinding"}),
+        ([None, "gpu"], {"Role", "RoleBinding", "Role of gpu", "RoleBinding of gpu"}),
+        (["gpu"], {"Role of gpu", "RoleBinding of gpu"}),
+        ([None, "*"], {"ClusterRole", "ClusterRoleBinding"}),
+    ],
+)
+def test_pods_may_be_watched_where_they_are_looked_for(namespaces: list[str | None], kinds: set[str]) -> None:
+    pods = [
+        {"selector": "app=vllm"} | ({} if namespace is None else {"namespace": namespace})
+        for namespace in namespaces
+    ]
+    config = {"discovery": {"kubernetes": {"pods": pods}}}
+    objects = render({"config": config})
+    assert {kind for kind in objects if "Role" in kind} == kinds
+    for kind in kinds:
+        each = objects[kind]
+        if "Binding" in kind:
+            assert each["subjects"] == [{"kind": "ServiceAccount", "name": "conductor", "namespace": "llm"}]
+            assert each["roleRef"]["kind"] == kind.split()[0].removesuffix("Binding")
+        else:
+            assert each["rules"] == [
+                {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+            ]
+    for values in (
+        {"config": config, "rbac": {"create": False}},
+        {"config": {"discovery": {"kubernetes": {"pods": pods, "kubeconfig": "/etc/kubeconfig"}}}},
+    ):
+        assert not [kind for kind in render(values) if "Role" in kind]
+
+
+def test_nothing_is_emulated_where_engines_are_found() -> None:
+    for source in ({"registration": {}}, {"file": {"path": "/etc/engines.yaml"}}):
+        config = yaml.safe_load(render({"config": {"discovery": source}})["ConfigMap"]["data"]["config.yaml"])
+        assert "emulation" not in config
 
 
 def test_selectors_find_the_pods() -> None:
