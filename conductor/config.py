@@ -38,6 +38,7 @@ from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsCo
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
 from conductor.policies import make_policy
+from conductor.shared_state_config import SharedStateConfig
 from conductor.tier_config import ExecutorsConfig, TiersConfig
 from conductor.tier_planner_config import TierPlannerConfig
 
@@ -301,6 +302,7 @@ class Config(BaseSettings):
     tiers: TiersConfig = TiersConfig()
     tier_planner: TierPlannerConfig = TierPlannerConfig()
     api_keys: list[ApiKeyConfig] = []
+    shared_state: SharedStateConfig = SharedStateConfig()
     state_dir: Path | None = None
 
     @model_validator(mode="after")

@@ -41,6 +41,7 @@ from conductor.cli.logs import configure_logs
 from conductor.cli.one_process_front import OneProcessFront
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_services import make_services, tokenizer_folders
+from conductor.cli.shared_services import join_shared_state
 from conductor.cli.tier_services import make_planning, make_runner, start_runner
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
@@ -116,7 +117,8 @@ def serve(
         "log": _given(level=log_level),
     }
     config = load_config(config_file, {name: values for name, values in flags.items() if values})
-    if config.emulation.cluster is None and not config.instances:
+    shares = config.shared_state.url is not None  # others may bring instances
+    if config.emulation.cluster is None and not config.instances and not shares:
         raise ConfigError(
             "nothing to route to: start an emulated cluster with --emulate 2p2d, "
             "or list engines under 'instances' in a file given with --config"
@@ -149,7 +151,9 @@ async def _serve(config: Config) -> None:
         tls, to_engines = server_tls(config.server.tls), engine_context(config.routing.engine_tls)
         state = open_state(config)
         store = state.store
-        feeds, snapshots = restored_feeds(config, state, clock, to_engines)
+        shared = await join_shared_state(config, clock)
+        stack.push_async_callback(shared.close)
+        feeds, snapshots = restored_feeds(config, state, clock, to_engines, shared.take_snapshot())
         index = feeds.index
         id_prefix = f"{secrets.token_hex(4)}-"
         scheduler = scheduler_kind(config.scheduling)(
@@ -161,8 +165,8 @@ async def _serve(config: Config) -> None:
             Objectives(**config.scheduling.objectives.model_dump()),
             config.scheduling.suspension,
             aliases={alias: model.name for model in config.models for alias in model.aliases},
-            calibrations=saved_calibrations(store),
-            gate=make_gate(config.scheduling.admission, saved_lengths(store)),
+            calibrations=saved_calibrations(store) | shared.joined.calibrations,
+            gate=make_gate(config.scheduling.admission, shared.joined.lengths or saved_lengths(store)),
             lookup=IndexLookup(index, feeds.prompts, [_pool_of(each) for each in config.shared_pools]),
             id_prefix=id_prefix,
             records=config.scheduling.records,
@@ -197,15 +201,17 @@ async def _serve(config: Config) -> None:
         orders = CacheOrders(
             actions, cluster, index, feeds.prompts, clock, aliases=scheduler.aliases, id_prefix=id_prefix
         )
+        shared.lead(actions, planning, orders)
         rest = make_rest_router(
             scheduler,
             clock,
             reservations=reservations,
-            membership=membership,
+            membership=shared.members(membership),
             tokenize=PlacementTokens(services.tokens),
             orders=orders,
         )
         registry.register(IndexCollector(index, feeds, snapshots))
+        shared.measure(registry)
         app = create_app(
             services,
             keys=make_rest_ring(config, os.environ),
@@ -214,7 +220,9 @@ async def _serve(config: Config) -> None:
                 rest,
                 make_cache_router(index, feeds),
                 make_lookup_router(index, feeds.prompts, engine_caches),
+                *shared.routers(feeds),
             ],
+            details=shared.health,
             exposition=front.exposition,
         )
         for router, prefix in feeds.routers():
@@ -264,6 +272,7 @@ async def _serve(config: Config) -> None:
             stack.callback(asyncio.create_task(planning.plan_forever()).cancel)
         monitor.start()
         membership.watcher = monitor
+        shared.start(scheduler, membership, front.url, instances, feeds)
         stack.push_async_callback(monitor.close)
         stack.push_async_callback(front.stop)
         console = Console(stderr=True)

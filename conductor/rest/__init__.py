@@ -10,7 +10,7 @@ from conductor.cache_orders import CacheOrders
 from conductor.membership import Membership
 from conductor.rest.cache_orders import make_action_routes, make_cache_order_routes
 from conductor.rest.cluster import make_cluster_routes
-from conductor.rest.instances import make_instance_routes
+from conductor.rest.instances import InstanceOrders, make_instance_routes
 from conductor.rest.placements import make_placement_routes
 from conductor.rest.prompts import Tokenize, TokenizedPrompt
 from conductor.rest.reservations import Reservations
@@ -24,7 +24,7 @@ def make_rest_router(
     clock: Callable[[], float],
     *,
     reservations: Reservations | None = None,
-    membership: Membership | None = None,
+    membership: InstanceOrders | None = None,
     tokenize: Tokenize | None = None,
     orders: CacheOrders | None = None,
 ) -> APIRouter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import ConfigDict
@@ -11,12 +11,22 @@ from pydantic import ConfigDict
 from cache_index import Holder, Tier
 from conductor.cluster import InstanceState
 from conductor.config import InstanceConfig
-from conductor.membership import Membership, UnknownInstanceError
+from conductor.membership import UnknownInstanceError
 from conductor.rest import answers
 from conductor.rest.bodies import documented_body, invalid, parsed
 from conductor.scheduler import Scheduler
 
 _Held = Mapping[Holder, Mapping[Tier, int]]
+
+
+class InstanceOrders(Protocol):
+    """Who carries out what is asked here (`Membership`, or `SharedMembers` over it)."""
+
+    def put(self, config: InstanceConfig) -> bool: ...
+
+    def remove(self, instance_id: str) -> None: ...
+
+    def drain(self, instance_id: str, within_s: float) -> int: ...
 
 
 class InstanceBody(InstanceConfig):
@@ -34,7 +44,7 @@ class InstanceBody(InstanceConfig):
 
 
 def make_instance_routes(
-    scheduler: Scheduler, clock: Callable[[], float], membership: Membership
+    scheduler: Scheduler, clock: Callable[[], float], membership: InstanceOrders
 ) -> APIRouter:
     """`/instances` and below."""
     router = APIRouter(prefix="/instances", tags=["instances"])
@@ -75,8 +85,8 @@ def make_instance_routes(
     )
     async def put(instance_id: str, request: Request) -> Response:
         """It is a candidate once it has answered its probe. The same description again changes nothing; another
-        one replaces the instance: what is placed there runs to its end, and what it cached is forgotten. Not
-        kept over a restart: the configuration file is what a conductor starts with."""
+        one replaces the instance: what is placed there runs to its end, and what it cached is forgotten. Without
+        shared state it is not kept over a restart: the configuration file is what a conductor starts with."""
         body = parsed(InstanceBody, await request.body())
         if body.id not in ("", instance_id):
             raise invalid("id", f"is {body.id!r} here and {instance_id!r} in the path; leave it out")
