@@ -66,8 +66,16 @@ class ServerConfig(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
     admin_token: SendableSecret | None = None
+    routers_host: str = "127.0.0.1"
+    routers_port: PortNumber | None = None  # where `conductor router` connects; None: nobody can
     cors: CorsConfig | None = None
     tls: ServerTlsConfig | None = None
+
+    @model_validator(mode="after")
+    def _known_routers(self) -> ServerConfig:
+        if self.routers_port is not None and self.admin_token is None:
+            raise ValueError("routers_port needs an admin_token, which routers show when they connect")
+        return self
 
 
 class RoutingConfig(_Section):

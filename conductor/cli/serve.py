@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from conductor.cli.learned import save_learned, save_learned_forever, saved_cali
 from conductor.cli.logs import configure_logs
 from conductor.cli.one_process_front import OneProcessFront
 from conductor.cli.recording import scheduler_kind, start_recording
+from conductor.cli.router_desk import open_router_desk
 from conductor.cli.router_services import make_services, tokenizer_folders
 from conductor.cli.shared_services import join_shared_state
 from conductor.cli.tier_services import make_planning, make_runner, start_runner
@@ -249,6 +250,10 @@ async def _serve(config: Config) -> None:
         )
         for keeper in keepers:
             stack.callback(asyncio.create_task(keeper).cancel)
+        told_of_loss = [front.instance_lost]
+        desk = await open_router_desk(config, services, tokenizers, scheduler, front.url, stack)
+        if desk is not None:
+            told_of_loss.append(desk.instance_lost)
         loads = SglangLoadFeeds(_deliver_on_loop(scheduler, clock))
         loads.start()
         stack.callback(loads.close)
@@ -262,7 +267,7 @@ async def _serve(config: Config) -> None:
             tls=to_engines,
             endpoint_overrides=_endpoint_overrides(membership.configs()),
             on_up=engine_caches.up,
-            on_down=partial(_lost, front.instance_lost, actions),
+            on_down=partial(_lost, told_of_loss, actions),
             on_left=partial(_left, engine_caches, actions),
             follow_load=loads.follow,
             unfollow_load=loads.unfollow,
@@ -300,8 +305,11 @@ def _deliver_on_loop(scheduler: Scheduler, clock: Callable[[], float]) -> Callab
     return deliver
 
 
-def _lost(told: Callable[[str, str], None], actions: ActionRunner, instance_id: str, reason: str) -> None:
-    told(instance_id, reason)
+def _lost(
+    told: Sequence[Callable[[str, str], None]], actions: ActionRunner, instance_id: str, reason: str
+) -> None:
+    for tell in told:
+        tell(instance_id, reason)
     actions.holder_left(instance_id)
 
 

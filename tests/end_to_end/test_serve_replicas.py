@@ -16,7 +16,7 @@ from front_door_process import FrontDoor, free_port, front_door
 from redis_process import PASSWORD, RedisProcess, needs_redis, redis_process
 from waiting import wait_for
 
-pytestmark = [needs_redis, pytest.mark.slow]
+pytestmark = [needs_redis, pytest.mark.slow, pytest.mark.timeout(240)]
 
 KEY = {"authorization": "Bearer admin-word"}
 PROMPT = list(range(100, 260))
