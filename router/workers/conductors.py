@@ -51,7 +51,7 @@ class Conductor:
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self.client: PlacementClient | None = None
+        self.link: PlacementClient | None = None
         self.setup: Setup | None = None
         self.told: Instances | None = None
         self.complained = False
@@ -62,7 +62,7 @@ class Conductor:
 
     def rest_url(self) -> str | None:
         """Where its REST API is, seen from here."""
-        if self.setup is None or self.client is None:
+        if self.setup is None or self.link is None:
             return None
         scheme, _, address = self.setup.rest_socket.partition("://")
         host, _, port = address.rpartition(":")
@@ -105,8 +105,8 @@ class Conductors:
         """Answers go to these services."""
         self._services = services
         for each in self.conductors:
-            if each.client is not None:
-                each.client.serve(services, tuple)
+            if each.link is not None:
+                each.link.serve(services, tuple)
 
     async def close(self) -> None:
         self._closing = True
@@ -144,7 +144,7 @@ class Conductors:
                 conductor.setup = await client.welcomed
             if self._services is not None:
                 client.serve(self._services, tuple)
-            conductor.client, conductor.complained = client, False
+            conductor.link, conductor.complained = client, False
             logger.info("a conductor answers", conductor=conductor.name)
             self._choose()
             self._welcomed.set()
@@ -156,7 +156,7 @@ class Conductors:
                 if loop.time() - client.heard_s > SILENT_S:
                     break
         finally:
-            conductor.client = None
+            conductor.link = None
             client.abort()
             if not client.lost.done():
                 await client.lost
@@ -165,8 +165,8 @@ class Conductors:
             self._lost(conductor, client)
 
     def _choose(self) -> None:
-        if self._active is None or self._active.client is None:
-            self._active = next((each for each in self.conductors if each.client is not None), None)
+        if self._active is None or self._active.link is None:
+            self._active = next((each for each in self.conductors if each.link is not None), None)
             if self._active is not None and self._active.told is not None:
                 self.local.know(self._active.told)
 
@@ -217,8 +217,8 @@ class Conductors:
     def ended(self, ended: GrantEnded) -> None:
         self._accounts.pop(ended.grant, None)
         for each in self.conductors:
-            if each.client is not None:
-                each.client.ended(ended)
+            if each.link is not None:
+                each.link.ended(ended)
 
     # ---- PlacementService and Dispatch ----
 
@@ -246,8 +246,8 @@ class Conductors:
 
     def leave(self, ticket: int) -> None:
         for each in self.conductors:
-            if each.client is not None:
-                each.client.leave(ticket)
+            if each.link is not None:
+                each.link.leave(ticket)
         for released in [each for each in self._answers if each.ticket == ticket]:
             self._answers.remove(released)
             if isinstance(released.outcome, Placement):
@@ -256,11 +256,11 @@ class Conductors:
     def release(self, now_s: float) -> list[Released]:
         answers, self._answers = self._answers, []
         for each in self.conductors:
-            if each.client is not None:
-                for released in each.client.release(now_s):
+            if each.link is not None:
+                for released in each.link.release(now_s):
                     answers.append(released)
                     if isinstance(released.outcome, Placement):
-                        self._began(released.outcome, each.client)
+                        self._began(released.outcome, each.link)
         return answers
 
     def next_wakeup_s(self, now_s: float) -> float | None:
@@ -286,13 +286,13 @@ class Conductors:
         self.local.failed(failure, now_s)
         client = self._ended(placement_id)
         if client is None and self._active is not None:
-            client = self._active.client  # it counts against the instance
+            client = self._active.link  # it counts against the instance
         if client is not None:
             client.failed(placement_id, now_s, failure)
 
     def models(self) -> list[ModelCard]:
         active = self._active
-        told = [] if active is None or active.client is None else active.client.models()
+        told = [] if active is None or active.link is None else active.link.models()
         return told or self.local.models()
 
     # ---- inside ----
@@ -308,11 +308,11 @@ class Conductors:
     def _ask(self, ticket: int, asked: Asked) -> None:
         """The active conductor, or oneself."""
         active = self._active
-        if active is not None and active.client is not None:
+        if active is not None and active.link is not None:
             account = self._accounts.get(asked.request.grant)
             if account is not None:
-                active.client.enter(asked.request.grant, account)
-            active.client.ask(ticket, asked)
+                active.link.enter(asked.request.grant, account)
+            active.link.ask(ticket, asked)
             return
         try:
             outcome: Placement | PlacementError = self._place_here(asked)

@@ -38,7 +38,7 @@ class RouterFront:
 
     def _health(self) -> Response:
         active = self._conductors.active
-        conductors = {each.name: each.client is not None for each in self._conductors.conductors}
+        conductors = {each.name: each.link is not None for each in self._conductors.conductors}
         answer: dict[str, Any] = {
             "status": "ok",
             "conductor": None if active is None else active.name,
@@ -69,7 +69,7 @@ class ConductorCollector(Collector):
             "conductor_router_conductor_asked", "1 for the conductor that is asked", labels=["conductor"]
         )
         for each in self._conductors.conductors:
-            up.add_metric([each.name], float(each.client is not None))
+            up.add_metric([each.name], float(each.link is not None))
             asked.add_metric([each.name], float(each is self._conductors.active))
         yield from (up, asked)
         yield CounterMetricFamily(

@@ -98,7 +98,7 @@ class Router:
         return self
 
     async def connected(self) -> Router:
-        await until(lambda: all(each.client is not None for each in self.conductors.conductors))
+        await until(lambda: all(each.link is not None for each in self.conductors.conductors))
         return self
 
     def ask(self, tokens: int = 1024, **fields: Any) -> Waiter:
