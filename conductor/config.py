@@ -34,6 +34,7 @@ from conductor.catalogue import INSTANCE_CLASSES
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import ConfigError, explain
+from conductor.endpoint_picker_config import EndpointPickerConfig
 from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig, TracingConfig
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.placement import Role
@@ -68,6 +69,7 @@ class ServerConfig(_Section):
     admin_token: SendableSecret | None = None
     routers_host: str = "127.0.0.1"
     routers_port: PortNumber | None = None  # where `conductor router` connects; None: nobody can
+    console: bool = True  # at /ui
     cors: CorsConfig | None = None
     tls: ServerTlsConfig | None = None
 
@@ -297,6 +299,7 @@ class Config(BaseSettings):
 
     server: ServerConfig = ServerConfig()
     routing: RoutingConfig = RoutingConfig()
+    endpoint_picker: EndpointPickerConfig = EndpointPickerConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     index: IndexConfig = IndexConfig()
     health: HealthConfig = HealthConfig()

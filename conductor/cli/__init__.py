@@ -25,6 +25,7 @@ _COMMANDS = {
     "trace": "trace",
     "plan": "plan",
     "index": "index",
+    "top": "top",
     "cache": "cache",
     "config": "config_command",
     "warm": "warm",

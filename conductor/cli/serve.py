@@ -39,6 +39,7 @@ from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
 from conductor.cli.one_process_front import OneProcessFront
+from conductor.cli.picker import start_picker
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_desk import open_router_desk
 from conductor.cli.router_services import make_services, tokenizer_folders
@@ -48,9 +49,10 @@ from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker_front import WorkerFront
 from conductor.cluster import Cluster
-from conductor.config import Config, InstanceConfig, SharedPoolConfig, load_config
+from conductor.config import Config, InstanceConfig, ServerConfig, SharedPoolConfig, load_config
 from conductor.configuration_faults import ConfigError
 from conductor.configured_admission import make_dispatcher, make_gate
+from conductor.console import make_console_routes
 from conductor.discovery import EventEndpoints, reported_load
 from conductor.engine_caches import EngineCaches
 from conductor.index_metrics import IndexCollector
@@ -210,6 +212,7 @@ async def _serve(config: Config) -> None:
             membership=shared.members(membership),
             tokenize=PlacementTokens(services.tokens),
             orders=orders,
+            streams=feeds,
         )
         registry.register(IndexCollector(index, feeds, snapshots))
         shared.measure(registry)
@@ -226,6 +229,8 @@ async def _serve(config: Config) -> None:
             details=shared.health,
             exposition=front.exposition,
         )
+        if config.server.console:
+            app.include_router(make_console_routes())
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
         if tls is not None:
@@ -280,12 +285,13 @@ async def _serve(config: Config) -> None:
         shared.start(scheduler, membership, front.url, instances, feeds)
         stack.push_async_callback(monitor.close)
         stack.push_async_callback(front.stop)
+        await start_picker(config, services, scheduler, clock, stack)
         console = Console(stderr=True)
         await _wait_until_ready(console, scheduler, front, stop, clock)
         gc.collect()
         gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         if not stop.is_set():
-            _announce(console, scheduler, front.url, config.server.workers)
+            _announce(console, scheduler, front.url, config.server)
         await stop.wait()
         console.print("stopping; streams under way may finish")
 
@@ -358,7 +364,7 @@ async def _wait_until_ready(
             await asyncio.sleep(0.05)
 
 
-def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) -> None:
+def _announce(console: Console, scheduler: Scheduler, url: str, server: ServerConfig) -> None:
     table = Table(title="Conductor is ready")
     for heading in ("instance", "role", "url", "health", "KV blocks", "events"):
         table.add_column(heading, no_wrap=True)
@@ -374,10 +380,12 @@ def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) ->
             "yes" if facts and facts.publishes_events else "no",
         )
     console.print(table)
+    workers = server.workers
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": scheduler.models()[0].model, "messages": [message]})
     for line in (
         f"front door    {url}/v1" + (f"  ({workers} router processes)" if workers > 1 else ""),
+        *([f"console       {url}/ui"] if server.console else ()),
         f"why           {url}/v1/placements",
         f"API, metrics  {url}/docs  {url}/metrics",
         f"try           curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",

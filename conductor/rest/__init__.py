@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from fastapi import APIRouter
 
+from cache_index import StreamBooks
 from conductor.cache_orders import CacheOrders
 from conductor.membership import Membership
 from conductor.rest.cache_orders import make_action_routes, make_cache_order_routes
@@ -14,6 +15,7 @@ from conductor.rest.instances import InstanceOrders, make_instance_routes
 from conductor.rest.placements import make_placement_routes
 from conductor.rest.prompts import Tokenize, TokenizedPrompt
 from conductor.rest.reservations import Reservations
+from conductor.rest.watching import make_watching_routes
 from conductor.scheduler import Scheduler
 
 __all__ = ["Reservations", "Tokenize", "TokenizedPrompt", "make_rest_router"]
@@ -27,10 +29,12 @@ def make_rest_router(
     membership: InstanceOrders | None = None,
     tokenize: Tokenize | None = None,
     orders: CacheOrders | None = None,
+    streams: StreamBooks | None = None,
 ) -> APIRouter:
     """All routes. They read the scheduler's state in place, on its event loop, and never block.
 
-    Without ``tokenize`` prompts must come as token ids or hashes; without ``orders`` nothing is moved.
+    Without ``tokenize`` prompts must come as token ids or hashes; without ``orders`` nothing is moved. Of
+    ``streams`` it is told when they miss events.
     """
     if reservations is None:  # an empty one is false
         reservations = Reservations(scheduler, clock)
@@ -38,6 +42,7 @@ def make_rest_router(
     router.include_router(make_placement_routes(scheduler, clock, reservations, tokenize))
     router.include_router(make_instance_routes(scheduler, clock, membership or Membership(scheduler, clock)))
     router.include_router(make_cluster_routes(scheduler, clock))
+    router.include_router(make_watching_routes(scheduler, clock, streams))
     if orders is not None:
         router.include_router(make_cache_order_routes(orders, scheduler.cluster, tokenize))
         router.include_router(make_action_routes(orders, clock))

@@ -14,17 +14,26 @@ from numpy.typing import NDArray
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import PreTokenizer, Split
 
-from router.word_tokens.kernels import LETTER, NEWLINE, NUMBER, OTHER, SPACE, UNSEEN, UNSURE
+from router.word_tokens import cutting as k
 
 _BLOCK = 256
-_CLASSES = ((r"\s", SPACE), (r"\p{N}", NUMBER), (r"\p{L}", LETTER), (r"[\r\n]", NEWLINE))
+_CLASSES = (
+    (r"[\p{Lu}\p{Lt}]", k.UPPER),
+    (r"\p{Ll}", k.LOWER),
+    (r"[\p{Lm}\p{Lo}]", k.CASELESS),
+    (r"\p{M}", k.MARK),
+    (r"\p{N}", k.NUMBER),
+    (r"[\p{P}\p{S}]", k.SIGN),
+    (r"\s", k.SPACE),
+    (r"[\r\n]", k.NEWLINE),
+)
 
 
 class CharacterKinds:
     """``of[character]`` is its kind; UNSEEN until :meth:`learn` was told of it."""
 
     def __init__(self) -> None:
-        self.of: NDArray[np.uint8] = np.full(sys.maxunicode + 1, UNSEEN, np.uint8)
+        self.of: NDArray[np.uint8] = np.full(sys.maxunicode + 1, k.UNSEEN, np.uint8)
         self._classes: list[tuple[PreTokenizer, int]] = [
             (Split(Regex(expression), "removed"), kind) for expression, kind in _CLASSES
         ]
@@ -37,13 +46,13 @@ class CharacterKinds:
         """
         first = character // _BLOCK * _BLOCK
         text = "".join(map(chr, range(first, first + _BLOCK)))
-        kinds = np.full(_BLOCK, OTHER, np.uint8)
+        kinds = np.full(_BLOCK, k.OTHER, np.uint8)
         if not 0xD800 <= first < 0xE000:  # surrogates stand in no text
             for split, kind in self._classes:
                 kinds[:] = np.where(_matched(split, text), kind, kinds)
         for place, each in enumerate(text):
             if unicodedata.category(each) == "Cn":
-                kinds[place] = UNSURE
+                kinds[place] = k.UNSURE
         self.of[first : first + _BLOCK] = kinds
 
 

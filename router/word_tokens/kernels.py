@@ -1,4 +1,4 @@
-"""Compiled: where words end, and the tokens of those that are known.
+"""Compiled: the words of a text, and the tokens of those that are known.
 
 Known words are entries of a hash table with linear probing. An entry has a key, of up to 8 bytes the word itself,
 else its hash; the word's length, 0 in an empty entry, and where its bytes stand; and how many tokens it has, with
@@ -18,18 +18,15 @@ import numpy as np
 from numba import types
 
 from cache_index.kernel_set import KernelSet, entry_point, inlined
+from router.word_tokens import cutting
+from router.word_tokens.cutting import DEEPSEEK, EAST_ASIAN, INSIDE, UNSEEN, UNSURE, word_end
 
-_KERNELS = KernelSet(Path(__file__))
+_KERNELS = KernelSet(Path(__file__), Path(cutting.__file__))
 compile_all = _KERNELS.compile_all
-
-# Kinds of characters. What follows a character's first byte is of kind INSIDE.
-UNSEEN, OTHER, LETTER, NUMBER, SPACE, NEWLINE, INSIDE, UNSURE = range(8)
 
 # What a kernel came back with.
 DONE, UNSEEN_CHARACTER, UNKNOWN_WORDS, LEFT_TO_LIBRARY = range(4)
 
-_APOSTROPHE, _BLANK = 0x27, 0x20
-_LONG_S = (0xC5, 0xBF)  # an s, where case does not matter
 ENTRY = 4  # words of an entry, of which one is spare: a cache line holds two
 _SHIFT, _LOW = 16, 0xFFFF
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -58,7 +55,13 @@ def _code_point(text, at):
 
 
 @inlined
-def _classify(text, kind_of, kinds):
+def _is_east_asian(character):
+    """`[\\u4e00-\\u9fa5\\u3040-\\u309f\\u30a0-\\u30ff]`, as one of DeepSeek's expressions has it."""
+    return 0x3040 <= character <= 0x30FF or 0x4E00 <= character <= 0x9FA5
+
+
+@inlined
+def _classify(text, kind_of, style, kinds):
     """The kind of every byte; returns how it went, and a character that is unseen."""
     at = 0
     while at < len(text):
@@ -73,119 +76,13 @@ def _classify(text, kind_of, kinds):
             return LEFT_TO_LIBRARY, 0
         if kind == UNSEEN:
             return UNSEEN_CHARACTER, character
+        if style == DEEPSEEK and _is_east_asian(character):
+            kind = np.uint8(EAST_ASIAN)
         kinds[at] = kind
         for inside in range(at + 1, at + size):
             kinds[inside] = INSIDE
         at += size
     return DONE, 0
-
-
-@inlined
-def _run_end(kinds, at, end, kind):
-    while at < end and (kinds[at] == kind or kinds[at] == INSIDE):
-        at += 1
-    return at
-
-
-@inlined
-def _next(kinds, at, end):
-    """Where the next character begins."""
-    at += 1
-    while at < end and kinds[at] == INSIDE:
-        at += 1
-    return at
-
-
-@inlined
-def _contraction(text, at, end, any_case):
-    """How long the 's, 't, 're, 've, 'm, 'll or 'd is that begins here; 0 where none does."""
-    if text[at] != _APOSTROPHE or at + 1 == end:
-        return 0
-    case = np.uint8(0x20) if any_case else np.uint8(0)
-    first = text[at + 1] | case
-    if first == ord("s") or first == ord("t") or first == ord("m") or first == ord("d"):
-        return 2
-    if at + 2 == end:
-        return 0
-    second = text[at + 2] | case
-    if (first == ord("r") or first == ord("v")) and second == ord("e"):
-        return 3
-    return 3 if first == ord("l") and second == ord("l") else 0
-
-
-@inlined
-def _is_long_s(text, at, end):
-    """Whether it depends on the library whether this is a contraction."""
-    return (
-        text[at] == _APOSTROPHE and at + 2 < end and text[at + 1] == _LONG_S[0] and text[at + 2] == _LONG_S[1]
-    )
-
-
-@inlined
-def _gpt2_word_end(text, kinds, at, end):
-    """`'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+`, or `at`."""
-    length = _contraction(text, at, end, False)
-    if length:
-        return at + length
-    begin = at
-    if text[at] == _BLANK and at + 1 < end:
-        begin = at + 1
-    kind = kinds[begin]
-    if kind in (LETTER, NUMBER, OTHER):
-        return _run_end(kinds, begin, end, kind)
-    return at
-
-
-@inlined
-def _cl100k_word_end(text, kinds, at, end, most_digits):
-    """Llama 3's and Qwen's, which differ in ``most_digits``:
-
-    `(?i:'s|…|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*`, or `at`.
-    """
-    length = _contraction(text, at, end, True)
-    if length:
-        return at + length
-    kind = kinds[at]
-    if kind == LETTER:
-        return _run_end(kinds, at, end, LETTER)
-    if kind == NUMBER:
-        for _ in range(most_digits):
-            if at < end and kinds[at] == NUMBER:
-                at = _next(kinds, at, end)
-        return at
-    following = _next(kinds, at, end)
-    if kind != NEWLINE and following < end and kinds[following] == LETTER:
-        return _run_end(kinds, following, end, LETTER)
-    if kind == OTHER:
-        return _run_end(kinds, _run_end(kinds, at, end, OTHER), end, NEWLINE)
-    if text[at] == _BLANK and following < end and kinds[following] == OTHER:
-        return _run_end(kinds, _run_end(kinds, following, end, OTHER), end, NEWLINE)
-    return at
-
-
-@inlined
-def _space_end(kinds, at, end, lines_end_words):
-    """`\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+`, the first of them where ``lines_end_words``."""
-    stop, last, behind_line = at, at, at
-    while stop < end and (kinds[stop] == SPACE or kinds[stop] == NEWLINE or kinds[stop] == INSIDE):
-        if kinds[stop] != INSIDE:
-            last = stop
-        stop += 1
-        if kinds[stop - 1] == NEWLINE:
-            behind_line = stop
-    if lines_end_words and behind_line > at:
-        return behind_line
-    return stop if stop == end or last == at else last
-
-
-@inlined
-def _word_end(text, kinds, at, end, most_digits):
-    """``most_digits`` of 0 stands for GPT-2's expression."""
-    if most_digits == 0:
-        stop = _gpt2_word_end(text, kinds, at, end)
-    else:
-        stop = _cl100k_word_end(text, kinds, at, end, most_digits)
-    return _space_end(kinds, at, end, most_digits > 0) if stop == at else stop
 
 
 @inlined
@@ -226,24 +123,24 @@ def _entry(text, at, end, key, entries, words):
 
 
 @_KERNELS.kernel(
-    _BYTES, _BYTES, _INTEGERS, _INTEGER, _INTEGER, _INTEGERS, _OUT_BYTES, _OUT_IDS, _OUT_IDS, _INTEGERS
+    _BYTES, _BYTES, _INTEGERS, _INTEGER, _INTEGER, _INTEGER, _INTEGERS, _OUT_BYTES, _OUT_IDS, _OUT_IDS, _INTEGERS
 )  # fmt: skip
-def _look_up(text, kind_of, added, most_digits, longest, entries, words, ids, tokens, unknown):
+def _look_up(text, kind_of, added, style, most_digits, longest, entries, words, ids, tokens, unknown):
     """The tokens of a text, whose added tokens are ``added``: begin, end, id, and so on.
 
     Returns how it went, and how many tokens there are; or the character that is unseen; or how many numbers were
     put into ``unknown``, the begin and end of each word.
     """
     kinds = np.empty(len(text), np.uint8)
-    outcome, character = _classify(text, kind_of, kinds)
+    outcome, character = _classify(text, kind_of, style, kinds)
     if outcome != DONE:
         return outcome, character
     count, missing, at, place = 0, 0, 0, 0
     while at < len(text) or place < len(added):
         end = added[place] if place < len(added) else len(text)
         while at < end:
-            stop = _word_end(text, kinds, at, end, most_digits)
-            if stop - at > longest or _is_long_s(text, at, end):
+            stop = word_end(text, kinds, at, end, style, most_digits)
+            if stop - at > longest:
                 return LEFT_TO_LIBRARY, 0
             key = _key(text, at, stop)
             entry = _entry(text, at, stop, key, entries, words)

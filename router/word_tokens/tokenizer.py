@@ -15,11 +15,12 @@ from conductor.placement import Tokens
 from router.segments import Segmentation
 from router.word_tokens import kernels
 from router.word_tokens.characters import CharacterKinds
-from router.word_tokens.words import UnfitError, most_digits_of_words, normalizes_to_nfc
+from router.word_tokens.words import Cut, UnfitError, cut_of, normalizes_to_nfc
 
 MAX_WORDS = 1 << 16  # what a language has in use, several times; 7 MB
 _BYTES_A_WORD, _IDS_A_WORD = 16, 8
 _LONGEST_WORD_BYTES = 256
+_LONG_S = "'\u017f"  # which may be a contraction where case does not matter
 _MOST_OTHERS = 16
 _UNKNOWN = 2_048  # ends of words that are found in one pass
 _MOST_PASSES = 512  # for words that are all different, and characters of many scripts
@@ -52,8 +53,9 @@ class _Table:
         self.max_words = max_words
         self.used = self.used_bytes = self.used_ids = 0
         self.entries = np.zeros(2 * max_words * kernels.ENTRY, np.int64)
-        self.words = np.zeros(max_words * _BYTES_A_WORD, np.uint8)
-        self.ids = np.zeros(max_words * _IDS_A_WORD, np.uint32)
+        # Of which one word has room, however long it is and however few there may be.
+        self.words = np.zeros(max_words * _BYTES_A_WORD + _LONGEST_WORD_BYTES, np.uint8)
+        self.ids = np.zeros(max_words * _IDS_A_WORD + _LONGEST_WORD_BYTES, np.uint32)
 
     def has_room(self, word: bytes, ids: NDArray[np.uint32]) -> bool:
         return (
@@ -83,7 +85,7 @@ class WordTokens:
         self,
         tokenizer: Tokenizer,
         *,
-        most_digits: int,
+        cut: Cut,
         to_nfc: bool,
         added: re.Pattern[bytes],
         specials: dict[bytes, int],
@@ -91,7 +93,7 @@ class WordTokens:
         max_words: int = MAX_WORDS,
     ) -> None:
         self._model = tokenizer.model
-        self._most_digits = most_digits
+        self._cut = cut
         self._to_nfc = to_nfc
         self._added = added
         self._specials = specials
@@ -102,7 +104,9 @@ class WordTokens:
 
     def tokens(self, text: str, *, most_new: int | None = None) -> Tokens | None:
         """None where the library has to be asked, or words of more than ``most_new`` bytes are not known."""
-        if not text.isascii() and self._to_nfc and not unicodedata.is_normalized("NFC", text):
+        if not text.isascii() and (
+            _LONG_S in text or (self._to_nfc and not unicodedata.is_normalized("NFC", text))
+        ):
             return None
         if any(other in text for other in self._others):
             return None
@@ -120,7 +124,7 @@ class WordTokens:
             with self._lock:
                 table = self._table
                 outcome, count = self._look_up(
-                    np.frombuffer(data, np.uint8), kinds.of, added, self._most_digits, _LONGEST_WORD_BYTES,
+                    np.frombuffer(data, np.uint8), kinds.of, added, *self._cut, _LONGEST_WORD_BYTES,
                     table.entries, table.words, table.ids, tokens, unknown,
                 )  # fmt: skip
             if outcome == kernels.DONE:
@@ -176,7 +180,7 @@ def word_tokens_of(
         raise UnfitError(f"{len(others)} of its added tokens depend on what stands around them")
     words = WordTokens(
         tokenizer,
-        most_digits=most_digits_of_words(tokenizer),
+        cut=cut_of(tokenizer),
         to_nfc=normalizes_to_nfc(tokenizer),
         added=re.compile(segmentation.added.pattern.encode()),
         specials=specials,

@@ -146,6 +146,7 @@ class MadePlacement(_Message):
     prefill_s: float
     predicted_ttft_s: float
     predicted_tbt_s: float
+    predicted_output_tokens: int
 
     @classmethod
     def of(cls, placement: Placement) -> MadePlacement:
@@ -162,6 +163,7 @@ class MadePlacement(_Message):
             plan.prefill_s,
             placement.predicted_ttft_s,
             placement.predicted_tbt_s,
+            placement.predicted_output_tokens,
         )
 
     def placement(self) -> Placement:
@@ -175,6 +177,7 @@ class MadePlacement(_Message):
             PrefixPlan(self.plan_tokens, (), self.fetch_s, self.prefill_s),
             self.predicted_ttft_s,
             self.predicted_tbt_s,
+            self.predicted_output_tokens,
         )
 
 
