@@ -1,8 +1,8 @@
 """What an open console costs the server: CPU of each answer that the page asks for, by the size of the cluster.
 
 The routes are asked within this process, without sockets, and CPU time is measured: other load on the machine does
-not count. ``held_ms`` is the longest time for which one answer keeps requests waiting. Answers that the server keeps
-for a second are made anew each time.
+not count. ``held_ms`` is the longest time for which one answer keeps requests waiting. Answers that the server
+keeps for a second are made anew each time.
 """
 
 from __future__ import annotations

@@ -325,10 +325,16 @@ def _happen(scheduler: RecordedScheduler, frame: j.Frame) -> None:
             scheduler.instance_down(instance, reason)
         case j.LoadReported(instance, rank, load):
             scheduler.report_load(instance, rank, load)
+        case j.ElsewherePlaced(placed):
+            scheduler.placed_elsewhere({Holder(instance, rank): load for instance, rank, load in placed})
         case j.InstanceAdded(added, instance_class):
             scheduler.add_instance(_instance(added, instance_class))
         case j.InstanceDrained(instance):
             scheduler.drain_instance(instance)
+        case j.InstanceWithheld(instance, reason):
+            scheduler.withhold_instance(instance, reason)
+        case j.InstanceReadmitted(instance):
+            scheduler.readmit_instance(instance)
         case j.InstanceRemoved(instance):
             scheduler.remove_instance(instance)
         case j.CalibrationReset(class_name):

@@ -32,11 +32,13 @@ class TokenCacheState:
 class TokenCache:
     """The least recently used segments make room when ``max_bytes`` are taken. Thread-safe.
 
-    ``encode`` gives the tokens of a text without adding any. Every segment is kept under its whole text: the
-    tokens are those that ``encode`` would give.
+    ``encode`` gives the tokens of a text without adding any, or None where that takes more than is allowed for
+    so many new characters. Every segment is kept under its whole text: its tokens are what ``encode`` would give.
     """
 
-    def __init__(self, segmentation: Segmentation, encode: Callable[[str], Tokens], max_bytes: int) -> None:
+    def __init__(
+        self, segmentation: Segmentation, encode: Callable[[str, int | None], Tokens | None], max_bytes: int
+    ) -> None:
         self._segmentation = segmentation
         self._encode = encode
         self._max_bytes = max_bytes
@@ -55,11 +57,13 @@ class TokenCache:
         if most_new is not None and new > most_new:
             return None
         if 2 * new > len(text) and missing[-1] - missing[0] >= len(missing):
-            tokens = self._encode(text)  # sooner done than several pieces of it
-            self._keep_run(segments, tokens)
+            whole = self._encode(text, most_new)  # sooner done than several pieces of it
+            if whole is None or self._keep_run(segments, whole, most_new) is None:
+                return None
+            tokens = whole
         else:
-            if missing:
-                self._fill_in(segments, found, missing)
+            if missing and not self._fill_in(segments, found, missing, most_new):
+                return None
             tokens = np.frombuffer(bytearray().join([part for part in found if part is not None]), np.uint32)
         with self._lock:
             self._new_characters += new
@@ -80,22 +84,37 @@ class TokenCache:
                 found.append(known)
         return found
 
-    def _fill_in(self, segments: list[str], found: list[bytes | None], missing: list[int]) -> None:
-        """Tokenize what is missing, each run of it in one go, and keep it."""
+    def _fill_in(
+        self, segments: list[str], found: list[bytes | None], missing: list[int], most_new: int | None
+    ) -> bool:
+        """Tokenize what is missing, each run of it in one go, and keep it; False where that takes too much."""
         first = 0
         for behind in range(1, len(missing) + 1):
             if behind < len(missing) and missing[behind] == missing[behind - 1] + 1:
                 continue
             run = slice(missing[first], missing[behind - 1] + 1)
             texts = segments[run]
-            found[run] = self._keep_run(texts, self._encode("".join(texts)))
+            tokens = self._encode("".join(texts), most_new)
+            kept = None if tokens is None else self._keep_run(texts, tokens, most_new)
+            if kept is None:
+                return False
+            found[run] = kept
             first = behind
+        return True
 
-    def _keep_run(self, segments: list[str], tokens: Tokens) -> list[bytes]:
-        """The tokens of each of the segments, which are now kept, from those of the text that they make up."""
+    def _keep_run(self, segments: list[str], tokens: Tokens, most_new: int | None) -> list[bytes] | None:
+        """The tokens of each of the segments, which are now kept, from those of the text that they make up.
+
+        None where that takes too much.
+        """
         parts = [tokens] if len(segments) == 1 else self._segmentation.split_tokens(tokens, segments)
         if parts is None:
-            parts = [self._encode(segment) for segment in segments]
+            parts = []
+            for segment in segments:
+                part = self._encode(segment, most_new)
+                if part is None:
+                    return None
+                parts.append(part)
         kept = [part.tobytes() for part in parts]
         with self._lock:
             for segment, ids in zip(segments, kept, strict=True):

@@ -16,6 +16,7 @@ __all__ = ["app", "main"]
 app: typer.Typer  # made when it is asked for
 _COMMANDS = {
     "serve": "serve",
+    "router": "router",
     "emulate": "emulate",
     "replay": "replay",
     "sweep": "sweep",
@@ -26,6 +27,7 @@ _COMMANDS = {
     "index": "index",
     "top": "top",
     "cache": "cache",
+    "register": "register",
     "config": "config_command",
     "warm": "warm",
 }  # and the modules that they are in: a command starts sooner without what the others import

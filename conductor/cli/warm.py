@@ -16,10 +16,12 @@ def warm() -> None:
     with console.status("compiling kernels"):
         import cache_index
         from conductor.rehearsal import rehearse, rehearse_reuse
-        from simulator.cluster.kernels import compile_all
+        from router.word_tokens import kernels as words
+        from simulator.cluster import kernels as engines
 
         cache_index.warm()
         rehearse()
         rehearse_reuse()
-        compile_all()
+        words.compile_all()
+        engines.compile_all()
     console.print(f"kernels ready after {time.monotonic() - started_s:.1f} s")

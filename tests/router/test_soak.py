@@ -27,9 +27,10 @@ TRIED: Counter[str] = Counter()  # attempts by request id
 FAULTS = ("reset", "stall", "garbage", "error", "break", "silence", "leave", "leave late")
 EVENTS = 4
 SETTINGS = {
-    "first_byte_timeout_s": 0.3,
-    "stall_timeout_s": 0.3,
+    "first_byte_timeout_s": 1.0,  # a busy machine may stand still for longer than a third of that
+    "stall_timeout_s": 1.0,
     "max_idle_connections": CLIENTS,
+    "retry_burst": 2 * CLIENTS,  # at the end of a part, nobody but those that stalled is left
     "log_requests": False,
 }
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "conductor"
 EXAMPLES = {path.stem: path for path in sorted((CHART / "examples").glob("*.yaml"))}
 EVERYTHING: dict[str, Any] = {
+    "config": {"discovery": {"kubernetes": {"pods": [{"selector": "app=vllm"}]}}},
     "secret": {"name": "keys", "adminTokenKey": "admin", "env": {"CHAT_KEY": "chat"}},
     "podDisruptionBudget": {"enabled": True},
     "autoscaling": {
@@ -32,6 +33,10 @@ EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "extraEnv": [{"name": "OTEL_SERVICE_NAME", "value": "front-door"}],
     "service": {"annotations": {"owner": "inference"}},
+    "endpointPicker": {
+        "enabled": True,
+        "inferencePool": {"enabled": True, "matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]},
+    },
     "podAnnotations": {"owner": "inference"},
     "podLabels": {"team": "inference"},
     "priorityClassName": "high",
@@ -45,7 +50,10 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def render(values: dict[str, Any], *, name: str = "conductor") -> dict[str, dict[str, Any]]:
-    """Objects by kind; the dashboard's ConfigMap is under ``Dashboard``. Raises HelmError."""
+    """Objects by kind, and the namespace where that is another; the dashboard's ConfigMap is under ``Dashboard``.
+
+    Raises HelmError.
+    """
     objects = {}
     with helm_python.Chart.load(CHART) as chart:
         for path, text in chart.render(values, name=name, namespace="llm").items():
@@ -53,6 +61,8 @@ def render(values: dict[str, Any], *, name: str = "conductor") -> dict[str, dict
                 for each in yaml.safe_load_all(text):
                     if each is not None:
                         kind = "Dashboard" if path.endswith("/dashboard.yaml") else each["kind"]
+                        elsewhere = each["metadata"].get("namespace", "llm")
+                        kind = kind if elsewhere == "llm" else f"{kind} of {elsewhere}"
                         assert kind not in objects
                         objects[kind] = each
     return objects
