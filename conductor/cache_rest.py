@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -20,7 +20,8 @@ from cache_index import (
     TreeNode,
     sequence_hashes,
 )
-from cache_index.residency import HeldRange, HotPrefix
+from cache_index.hot_tree import HotBranch, hot_branches
+from cache_index.residency import HeldRange
 from conductor.rest import answers
 
 _WORD = (1 << 64) - 1
@@ -91,12 +92,13 @@ def make_cache_router(index: CacheIndex, events: StreamBooks) -> APIRouter:
         }
 
     @router.get("/hot", summary="Where most recent look-ups ended", responses=answers.refusals(422))
-    async def hot(
+    def hot(
         limit: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 20,
     ) -> dict[str, Any]:
         """The last block that anybody had of the prompts asked for lately, most frequent first. Counts are
-        estimates that fade; `/v1/cache/tree?root=HASH` shows what continues a block."""
-        return {"prefixes": [_hot(prefix) for prefix in index.hot_prefixes(limit=limit)]}
+        estimates that fade; `above` is the nearest of these that a prefix continues. `/v1/cache/tree?root=HASH`
+        shows what continues a block."""
+        return {"prefixes": [_hot(branch) for branch in hot_branches(index, limit)]}
 
     @router.post(
         "/best-holder",
@@ -145,20 +147,25 @@ def _node(node: TreeNode) -> dict[str, Any]:
         "hash": _hex(node.hash),
         "parent": _hex(node.parent),
         "depth": node.depth,
-        "holders": [
-            {"instance": h.instance_id, "rank": h.rank, "tier": t.name.lower()} for h, t in node.holders
-        ],
+        "holders": _places(node.holders),
     }
 
 
-def _hot(prefix: HotPrefix) -> dict[str, Any]:
+def _hot(branch: HotBranch) -> dict[str, Any]:
+    prefix = branch.prefix
     return {
         "hash": _hex(prefix.hash),
         "parent": _hex(prefix.parent),
+        "above": _hex(branch.above),
         "depth": prefix.depth,
         "matches": prefix.matches,
         "holders": prefix.holders,
+        "held_by": _places(branch.held_by),
     }
+
+
+def _places(owners: Iterable[tuple[Holder, Tier]]) -> list[dict[str, Any]]:
+    return [{"instance": h.instance_id, "rank": h.rank, "tier": t.name.lower()} for h, t in owners]
 
 
 def _held(held: HeldRange, block_size: int) -> dict[str, Any]:

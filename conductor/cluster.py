@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from struct import Struct
@@ -78,6 +78,19 @@ class ReportedLoad(msgspec.Struct, frozen=True, gc=False):
     preemptions: int | None = None  # since the engine started
 
 
+class PlacedElsewhere(msgspec.Struct, frozen=True, gc=False):
+    """What other conductors have placed on one rank and has not ended, summed, as they told at ``at_s``."""
+
+    at_s: float
+    queue_s: float  # prefill time that is left, as predicted
+    prefills: int
+    prefill_tokens: int
+    decodes: int
+    context_tokens: int
+    transfers_in: int = 0
+    transfers_out: int = 0
+
+
 class PendingPrefill(msgspec.Struct, frozen=True, gc=False):
     """A prefill placed on a rank; ``observed`` when its end will be seen (it streams, or it hands off)."""
 
@@ -106,10 +119,12 @@ class RankState:
     transfers_out: int = 0
     placements: int = 0
     reported: ReportedLoad | None = None
+    elsewhere: PlacedElsewhere | None = None
     exposure: Exposure = field(default_factory=Exposure)
 
     def queue_s(self, now_s: float) -> float:
-        """Seconds until a prefill placed now would begin; what `costs.kernels` reads from the load table.
+        """Seconds until a prefill placed now would begin, by what was placed here; `costs.kernels` reads the same,
+        and what was placed elsewhere, from the load table.
 
         One whose end will be observed is still running when its predicted end has passed; another is taken to
         have ended as predicted, and those behind it to have gone on.
@@ -178,6 +193,9 @@ class RankState:
             head = next(iter(self.prefills.values()))
             head_s, observed = head.predicted_s, head.observed
             rest_s = self.pending_s - head_s
+        if self.elsewhere is not None:
+            self._write_all(loads, self.elsewhere, head_s, observed, rest_s)
+            return
         _pack_books(
             loads,
             self.row * _ROW_BYTES,
@@ -191,6 +209,31 @@ class RankState:
             self.context_tokens,
             self.transfers_in,
             self.transfers_out,
+            self.placements,
+        )
+
+    def _write_all(
+        self, loads: Floats, others: PlacedElsewhere, head_s: float, observed: bool, rest_s: float
+    ) -> None:
+        """As `write`, with what others placed: behind the first prefill of ours, or running down by itself."""
+        since_s = self.head_since_s
+        if self.prefills:
+            rest_s += others.queue_s
+        else:
+            since_s, head_s, observed = others.at_s, others.queue_s, False
+        _pack_books(
+            loads,
+            self.row * _ROW_BYTES,
+            since_s,
+            head_s,
+            observed,
+            rest_s,
+            len(self.prefills) + others.prefills,
+            self.pending_tokens + others.prefill_tokens,
+            len(self.decodes) + others.decodes,
+            self.context_tokens + others.context_tokens,
+            self.transfers_in + others.transfers_in,
+            self.transfers_out + others.transfers_out,
             self.placements,
         )
 
@@ -364,6 +407,15 @@ class Cluster:
         expected = self.tables.loads.copy()
         rank.write(expected)
         assert (self.tables.loads == expected).all(), f"the row of {rank.holder} is stale"
+
+    def place_elsewhere(self, placed: Mapping[Holder, PlacedElsewhere]) -> None:
+        """What others have placed, in place of what they told before. Ranks that are not known are left out."""
+        for instance in self:
+            for rank in instance.ranks:
+                others = placed.get(rank.holder)
+                if others != rank.elsewhere:
+                    rank.elsewhere = others
+                    self.write(rank)
 
     def report(self, rank: RankState, load: ReportedLoad | None) -> None:
         """Gauges of one rank, polled or pushed; None when they are no longer known."""

@@ -32,9 +32,11 @@ from conductor.circuit import SuspensionPolicy
 from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import ConfigError, explain
 from conductor.discovery_config import DiscoveryConfig
+from conductor.endpoint_picker_config import EndpointPickerConfig
 from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig, TracingConfig
 from conductor.instance_config import InstanceConfig, catalogued
 from conductor.policies import make_policy
+from conductor.shared_state_config import SharedStateConfig
 from conductor.tier_config import ExecutorsConfig, TiersConfig
 from conductor.tier_planner_config import TierPlannerConfig
 
@@ -56,8 +58,17 @@ class ServerConfig(_Section):
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 1024 * 1024
     shutdown_grace_s: Positive = 30.0
     admin_token: SendableSecret | None = None
+    routers_host: str = "127.0.0.1"
+    routers_port: PortNumber | None = None  # where `conductor router` connects; None: nobody can
+    console: bool = True  # at /ui
     cors: CorsConfig | None = None
     tls: ServerTlsConfig | None = None
+
+    @model_validator(mode="after")
+    def _known_routers(self) -> ServerConfig:
+        if self.routers_port is not None and self.admin_token is None:
+            raise ValueError("routers_port needs an admin_token, which routers show when they connect")
+        return self
 
 
 class RoutingConfig(_Section):
@@ -231,6 +242,7 @@ class Config(BaseSettings):
 
     server: ServerConfig = ServerConfig()
     routing: RoutingConfig = RoutingConfig()
+    endpoint_picker: EndpointPickerConfig = EndpointPickerConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     index: IndexConfig = IndexConfig()
     health: HealthConfig = HealthConfig()
@@ -245,6 +257,7 @@ class Config(BaseSettings):
     tiers: TiersConfig = TiersConfig()
     tier_planner: TierPlannerConfig = TierPlannerConfig()
     api_keys: list[ApiKeyConfig] = []
+    shared_state: SharedStateConfig = SharedStateConfig()
     state_dir: Path | None = None
 
     @model_validator(mode="after")

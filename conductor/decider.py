@@ -112,6 +112,7 @@ class Decider:
             plan,
             predicted_ttft_s(candidates, choice, plan, moving_s),
             seconds.item(k.TBT_S, choice.decode),
+            candidates.output_tokens,
         )
         return PlacementRecord(
             placement,

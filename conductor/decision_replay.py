@@ -325,6 +325,8 @@ def _happen(scheduler: RecordedScheduler, frame: j.Frame) -> None:
             scheduler.instance_down(instance, reason)
         case j.LoadReported(instance, rank, load):
             scheduler.report_load(instance, rank, load)
+        case j.ElsewherePlaced(placed):
+            scheduler.placed_elsewhere({Holder(instance, rank): load for instance, rank, load in placed})
         case j.InstanceAdded(added, instance_class):
             scheduler.add_instance(_instance(added, instance_class))
         case j.InstanceDrained(instance):

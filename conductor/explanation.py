@@ -125,10 +125,20 @@ def summarize(record: PlacementRecord, now_s: float) -> dict[str, Any]:
         "decode_instance": placement.decode.instance_id,
         "prompt_tokens": request.prompt_tokens,
         "overlap_tokens": placement.overlap_tokens,
+        "reused_tokens": _reused(placement),
         "predicted_ttft_ms": _ms(placement.predicted_ttft_s),
         "observed_ttft_ms": _ms(record.observed_ttft_s()),
         "outcome": record.outcome,
     }
+
+
+def _reused(placement: Placement) -> dict[str, int]:
+    """Prompt tokens that the plan does not compute, by the tier that they come from."""
+    tokens: dict[str, int] = {}
+    for segment in placement.plan.segments:
+        tier = segment.tier.name.lower()
+        tokens[tier] = tokens.get(tier, 0) + segment.stop - segment.start
+    return tokens
 
 
 def explain(record: PlacementRecord, now_s: float, limit: int | None = None) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from typing import Any, Final
 import msgspec
 
 from conductor.circuit import SuspensionPolicy
-from conductor.cluster import EngineFacts, ReportedLoad
+from conductor.cluster import EngineFacts, PlacedElsewhere, ReportedLoad
 from conductor.costs import InstanceClass, Speed
 from conductor.placement import InstanceFailure, Role, TokenSource, Usage
 
 FORMAT: Final = "conductor decisions"
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class RecordingError(Exception):
@@ -164,6 +164,12 @@ class LoadReported(Event, frozen=True, tag="load"):
     load: ReportedLoad
 
 
+class ElsewherePlaced(Event, frozen=True, tag="elsewhere"):
+    """All that others have placed: instance, rank and load."""
+
+    placed: list[tuple[str, int, PlacedElsewhere]]
+
+
 class InstanceAdded(Event, frozen=True, tag="instance_added"):
     instance: RecordedInstance
     instance_class: InstanceClass
@@ -201,6 +207,7 @@ AnyEvent = (
     | InstanceUp
     | InstanceDown
     | LoadReported
+    | ElsewherePlaced
     | InstanceAdded
     | InstanceDrained
     | InstanceWithheld

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import Final
 
 import httpx
 import structlog
@@ -23,6 +24,10 @@ from conductor.discovery import (
 from conductor.scheduler import Scheduler
 
 _log = structlog.get_logger(__name__)
+
+_AT_ONCE: Final = (
+    256  # probes: those of a thousand instances would wait for each other until all are too late
+)
 
 
 class ClusterMonitor:
@@ -64,9 +69,9 @@ class ClusterMonitor:
         self._follow_load = follow_load
         self._unfollow_load = unfollow_load
         self._overrides = dict(endpoint_overrides or {})
-        self._client = httpx.AsyncClient(
-            timeout=timeout_s, trust_env=False, verify=True if tls is None else tls
-        )
+        self._timeout_s = timeout_s
+        self._tls = httpx.create_ssl_context() if tls is None else tls
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._streams: dict[str, list[str]] = {}
 
@@ -100,13 +105,18 @@ class ClusterMonitor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
 
     async def _watch(self, instance: InstanceState) -> None:
+        # One client an instance: what a request costs in a shared one grows with all of its connections.
+        async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False, verify=self._tls) as client:
+            await self._check_forever(instance, client)
+
+    async def _check_forever(self, instance: InstanceState, client: httpx.AsyncClient) -> None:
         failures = 0
         while True:
             try:
-                await self._check(instance)
+                async with self._turns:
+                    await self._check(instance, client)
                 failures = 0
             except (httpx.HTTPError, ProbeError) as error:
                 failures += 1
@@ -116,19 +126,19 @@ class ClusterMonitor:
                 _log.exception("health check failed unexpectedly", instance=instance.instance_id)
             await asyncio.sleep(self._interval_s)
 
-    async def _check(self, instance: InstanceState) -> None:
-        response = await self._client.get(f"{instance.url}/health", headers=key_headers(instance))
+    async def _check(self, instance: InstanceState, client: httpx.AsyncClient) -> None:
+        response = await client.get(f"{instance.url}/health", headers=key_headers(instance))
         if response.status_code != 200:
             raise ProbeError(f"GET /health answered {response.status_code}")
         if instance.health in (Health.STARTING, Health.DOWN):
-            await self._bring_up(instance)
+            await self._bring_up(instance, client)
             return
-        metrics = await fetch_metrics(self._client, instance.url, self._clock(), key_headers(instance))
+        metrics = await fetch_metrics(client, instance.url, self._clock(), key_headers(instance))
         self._report(instance, metrics.loads)
 
-    async def _bring_up(self, instance: InstanceState) -> None:
+    async def _bring_up(self, instance: InstanceState, client: httpx.AsyncClient) -> None:
         returning = instance.facts is not None
-        facts, endpoints, metrics = await probe(self._client, instance, self._clock())
+        facts, endpoints, metrics = await probe(client, instance, self._clock())
         endpoints = self._overrides.get(instance.instance_id, endpoints)
         streams = stream_configs(instance, facts, endpoints)
         self._scheduler.instance_up(instance.instance_id, facts)

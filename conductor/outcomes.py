@@ -9,9 +9,12 @@ from typing import Final
 
 from conductor.cluster import ReportedLoad
 from conductor.explanation import PlacementRecord
+from conductor.time_spread import magnitude
 
 _BUCKET_S: Final = 5.0
 _BUCKETS: Final = 60
+_PER_MINUTE: Final = 12
+_MINUTES: Final = 360
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class Tally:
     tbt_seen: int = 0
     tbt_met: int = 0
     tbt_s: float = 0.0
+    ttft_spread: Counter[int] = field(default_factory=Counter)  # by `time_spread.magnitude`
+    tbt_spread: Counter[int] = field(default_factory=Counter)
     judged: int = 0  # finished, with a time to judge by
     good: int = 0  # of these, all objectives met
     hand_offs: int = 0  # that were seen: end of the prefill to the first token
@@ -53,21 +58,27 @@ class Tally:
     preemptions: int = 0  # as engines count them
 
     def add(self, other: Tally) -> None:
-        self.ended.update(other.ended)
+        for name in _COUNTERS:
+            getattr(self, name).update(getattr(other, name))
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-_SUMS: Final = tuple(each.name for each in fields(Tally) if each.name != "ended")
+_COUNTERS: Final = ("ended", "ttft_spread", "tbt_spread")
+_SUMS: Final = tuple(each.name for each in fields(Tally) if each.name not in _COUNTERS)
 
 
 class Outcomes:
-    """Tallies of five seconds each; the last five minutes of them are kept, older ones are summed."""
+    """Tallies of five seconds each: five minutes of them are kept, then six hours by the minute, then one sum."""
 
     WINDOW_S: Final = _BUCKET_S * _BUCKETS
+    HISTORY_S: Final = 60.0 * _MINUTES
 
     def __init__(self) -> None:
         self._older = Tally()
+        self._minutes: deque[tuple[int, Tally]] = (
+            deque()
+        )  # before the buckets, which may begin within a minute
         self._buckets: deque[tuple[int, Tally]] = deque()
         self._latest = Tally()  # of the last bucket, and when that ends
         self._until_s = -inf
@@ -115,6 +126,7 @@ class Outcomes:
         tally.ttft_seen += 1
         tally.ttft_met += met
         tally.ttft_s += ttft_s
+        tally.ttft_spread[magnitude(ttft_s)] += 1
         if record.placement.disaggregated:
             tally.ttft_apart_seen += 1
             tally.ttft_apart_s += ttft_s
@@ -124,6 +136,7 @@ class Outcomes:
             tally.tbt_seen += 1
             tally.tbt_met += tbt_s <= tbt_objective_s
             tally.tbt_s += tbt_s
+            tally.tbt_spread[magnitude(tbt_s)] += 1
             met = met and tbt_s <= tbt_objective_s
         if record.outcome == "finished":
             tally.judged += 1
@@ -141,8 +154,11 @@ class Outcomes:
     def total(self) -> Tally:
         """Since the start."""
         summed = Tally()
-        summed.add(self._older)
-        for _, tally in self._buckets:
+        for tally in (
+            self._older,
+            *(each for _, each in self._minutes),
+            *(each for _, each in self._buckets),
+        ):
             summed.add(tally)
         return summed
 
@@ -154,6 +170,31 @@ class Outcomes:
                 summed.add(tally)
         return summed
 
+    def steps(self, now_s: float, step_s: float, count: int) -> list[tuple[float, Tally]]:
+        """The last ``count`` steps, oldest first: when each begins, and what became known in it.
+
+        Steps begin at multiples of ``step_s``: 5, or a multiple of 60 to go back further than five minutes. The
+        last one is under way.
+        """
+        last = int(now_s // step_s)
+        summed = {number: Tally() for number in range(last - count + 1, last + 1)}
+        kept = [(number * 60.0, tally) for number, tally in self._minutes]
+        kept += [(number * _BUCKET_S, tally) for number, tally in self._buckets]
+        for start_s, tally in kept:
+            step = summed.get(int(start_s // step_s))
+            if step is not None:
+                step.add(tally)
+        return [(number * step_s, tally) for number, tally in summed.items()]
+
+    def _age(self, number: int, tally: Tally) -> None:
+        """A bucket is no longer kept for itself."""
+        minute = number // _PER_MINUTE
+        if not self._minutes or self._minutes[-1][0] < minute:
+            self._minutes.append((minute, Tally()))
+            while self._minutes[0][0] <= minute - _MINUTES:
+                self._older.add(self._minutes.popleft()[1])
+        self._minutes[-1][1].add(tally)
+
     def _now(self, now_s: float) -> Tally:
         # Times are those of one clock, but a report may have been read a little before it arrives.
         if now_s >= self._until_s:
@@ -162,7 +203,7 @@ class Outcomes:
             self._latest, self._until_s = Tally(), (number + 1) * _BUCKET_S
             buckets.append((number, self._latest))
             while buckets[0][0] <= number - _BUCKETS:
-                self._older.add(buckets.popleft()[1])
+                self._age(*buckets.popleft())
         return self._latest
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from conductor.cluster import Health, InstanceState, RankState
@@ -11,9 +12,11 @@ from conductor.diagnosis import ENOUGH, Pace, Snapshot
 from conductor.outcomes import Outcomes, Tally
 from conductor.placement import Role
 from conductor.scheduler import Scheduler
+from conductor.time_spread import percentile
 
 # A rank's gauges older than this say nothing about now.
 _FRESH_S: Final = 30.0
+_STEPS: Final = ((5.0, Outcomes.WINDOW_S), (60.0, 3600.0), (300.0, Outcomes.HISTORY_S))  # and how far they go
 
 
 def overview(scheduler: Scheduler, now_s: float, window_s: float) -> dict[str, Any]:
@@ -21,16 +24,15 @@ def overview(scheduler: Scheduler, now_s: float, window_s: float) -> dict[str, A
     window_s = min(window_s, Outcomes.WINDOW_S)
     tally = scheduler.outcomes.between(now_s - window_s, now_s + 1.0)
     instances = list(scheduler.cluster)
-    ranks = [rank for _, rank in _candidates(scheduler)]
-    usages = [u for each in _candidates(scheduler) if (u := _usage(*each)) is not None]
-    queues = [
-        rank.queue_s(now_s) for instance, rank in _candidates(scheduler) if instance.role is not Role.DECODE
-    ]
+    candidates = list(_candidates(scheduler))
+    ranks = [rank for _, rank in candidates]
+    usages = [u for each in candidates if (u := kv_usage(*each)) is not None]
+    queues = [rank.queue_s(now_s) for instance, rank in candidates if instance.role is not Role.DECODE]
     return {
         "instances": {
             "total": len(instances),
-            "by_health": dict(Counter(str(i.health) for i in instances)),
-            "by_role": dict(Counter(str(i.role) for i in instances)),
+            "by_health": dict(Counter(i.health.value for i in instances)),
+            "by_role": dict(Counter(i.role.value for i in instances)),
             "ranks": sum(len(i.ranks) for i in instances),
         },
         "models": [
@@ -38,10 +40,7 @@ def overview(scheduler: Scheduler, now_s: float, window_s: float) -> dict[str, A
             for card in scheduler.models()
         ],
         "policy": scheduler.policy.name,
-        "objectives": {
-            "ttft_ms": scheduler.objectives.ttft_s * 1e3,
-            "tbt_ms": scheduler.objectives.tbt_s * 1e3,
-        },
+        "objectives": _objectives(scheduler),
         "now": {
             "active_placements": scheduler.active_placements,
             "pending_prefills": sum(len(rank.prefills) for rank in ranks),
@@ -52,11 +51,12 @@ def overview(scheduler: Scheduler, now_s: float, window_s: float) -> dict[str, A
             "kv_usage_mean": _rounded(_mean(sum(usages), len(usages))),
             "kv_usage_max": _rounded(max(usages, default=None)),
         },
-        "window": {"seconds": window_s, **_figures(tally, window_s)},
+        "window": {"seconds": window_s, **figures(tally, window_s)},
     }
 
 
-def _figures(tally: Tally, window_s: float) -> dict[str, Any]:
+def figures(tally: Tally, window_s: float) -> dict[str, Any]:
+    """What a tally of so many seconds says; None where nothing was seen to tell it by."""
     ended = sum(tally.ended.values())
     return {
         "placed": tally.placed,
@@ -68,14 +68,33 @@ def _figures(tally: Tally, window_s: float) -> dict[str, Any]:
         "goodput_share": _share(tally.good, tally.judged),
         "ttft_attainment": _share(tally.ttft_met, tally.ttft_seen),
         "ttft_mean_ms": _ms(_mean(tally.ttft_s, tally.ttft_seen)),
+        **_percentiles("ttft", tally.ttft_spread),
         "tbt_attainment": _share(tally.tbt_met, tally.tbt_seen),
         "tbt_mean_ms": _ms(_mean(tally.tbt_s, tally.tbt_seen)),
+        **_percentiles("tbt", tally.tbt_spread),
         "token_reuse_planned": _share(tally.reused_tokens, tally.prompt_tokens),
         "token_reuse_reported": _share(tally.cached_tokens, tally.reported_prompt_tokens),
         "request_reuse": _share(tally.reusing, tally.placed),
         "disaggregated_share": _share(tally.disaggregated, tally.placed),
         "held_mean_ms": _ms(_mean(tally.held_s, tally.placed)),
         "preemptions": tally.preemptions,
+    }
+
+
+def history(scheduler: Scheduler, now_s: float, span_s: float) -> dict[str, Any]:
+    """The answer of `GET /v1/cluster/history`: the figures of each step, oldest first, at most 72 steps."""
+    step_s = next(step for step, most_s in _STEPS if span_s <= most_s)
+    count = math.ceil(span_s / step_s)
+    return {
+        "step_s": step_s,
+        "objectives": _objectives(scheduler),
+        "points": [
+            {
+                "age_s": round(now_s - start_s, 3),
+                **figures(tally, min(step_s, max(now_s - start_s, 1.0))),
+            }
+            for start_s, tally in scheduler.outcomes.steps(now_s, step_s, count)
+        ],
     }
 
 
@@ -90,7 +109,7 @@ def snapshot(scheduler: Scheduler, now_s: float, window_s: float) -> Snapshot:
     both.add(later)
     candidates = list(_candidates(scheduler))
     prefilling = [rank for instance, rank in candidates if instance.role is not Role.DECODE]
-    usages = [usage for each in candidates if (usage := _usage(*each)) is not None]
+    usages = [usage for each in candidates if (usage := kv_usage(*each)) is not None]
     reported = [rank.reported for _, rank in candidates if _fresh(rank, now_s)]
     batch, step_s, compute_share = _decode(scheduler, candidates)
     apart, whole = both.ttft_apart_seen, both.ttft_seen - both.ttft_apart_seen
@@ -128,6 +147,14 @@ def snapshot(scheduler: Scheduler, now_s: float, window_s: float) -> Snapshot:
     )
 
 
+def _objectives(scheduler: Scheduler) -> dict[str, float]:
+    return {"ttft_ms": scheduler.objectives.ttft_s * 1e3, "tbt_ms": scheduler.objectives.tbt_s * 1e3}
+
+
+def _percentiles(of: str, spread: Mapping[int, int]) -> dict[str, float | None]:
+    return {f"{of}_p{share * 100:.0f}_ms": _ms(percentile(spread, share)) for share in (0.5, 0.9, 0.99)}
+
+
 def _candidates(scheduler: Scheduler) -> Iterator[tuple[InstanceState, RankState]]:
     """Ranks that take requests, or finish some."""
     for instance in scheduler.cluster:
@@ -140,7 +167,7 @@ def _fresh(rank: RankState, now_s: float) -> bool:
     return rank.reported is not None and now_s - rank.reported.at_s <= _FRESH_S
 
 
-def _usage(instance: InstanceState, rank: RankState) -> float | None:
+def kv_usage(instance: InstanceState, rank: RankState) -> float | None:
     """Of the KV memory: as reported, else the contexts placed over the capacity."""
     if rank.reported is not None:
         return rank.reported.kv_usage

@@ -157,6 +157,7 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     plan: PrefixPlan
     predicted_ttft_s: float
     predicted_tbt_s: float
+    predicted_output_tokens: int = 0
 
     @property
     def disaggregated(self) -> bool:

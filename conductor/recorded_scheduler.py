@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,7 @@ from cache_index import CacheIndex, Holder, sequence_hashes
 from conductor import __version__
 from conductor import journal as j
 from conductor.admission import Gate
-from conductor.cluster import Cluster, EngineFacts, InstanceState, ReportedLoad
+from conductor.cluster import Cluster, EngineFacts, InstanceState, PlacedElsewhere, ReportedLoad
 from conductor.costs import Calibration, Distance, InstanceClass
 from conductor.explanation import PlacementRecord
 from conductor.placement import (
@@ -203,6 +203,11 @@ class RecordedScheduler(Scheduler):
     def report_load(self, instance_id: str, rank: int, load: ReportedLoad) -> None:
         with self._frame.of(j.LoadReported(instance_id, rank, load)):
             super().report_load(instance_id, rank, load)
+
+    def placed_elsewhere(self, placed: Mapping[Holder, PlacedElsewhere]) -> None:
+        told = [(holder.instance_id, holder.rank, load) for holder, load in placed.items()]
+        with self._frame.of(j.ElsewherePlaced(told)):
+            super().placed_elsewhere(placed)
 
     def add_instance(self, instance: InstanceState) -> None:
         with self._frame.of(j.InstanceAdded(_recorded_instance(instance), instance.instance_class)):

@@ -8,9 +8,9 @@ REST API and the simulator drive the same object.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cache_index import CacheIndex
+from cache_index import CacheIndex, Holder
 from conductor.admission import Gate
 from conductor.assumed_cache import AssumedCache
 from conductor.books import Books
@@ -22,6 +22,7 @@ from conductor.cluster import (
     EngineFacts,
     Health,
     InstanceState,
+    PlacedElsewhere,
     ReportedLoad,
 )
 from conductor.costs import Calibration, InstanceClass
@@ -290,6 +291,10 @@ class Scheduler:
         if load.preemptions is not None:
             self.outcomes.reported(state.reported, load)
         self.cluster.report(state, load)
+
+    def placed_elsewhere(self, placed: Mapping[Holder, PlacedElsewhere]) -> None:
+        """Load that other conductors have placed on these ranks, in place of all that they told before."""
+        self.cluster.place_elsewhere(placed)
 
     def calibration(self, instance_class: InstanceClass) -> Calibration:
         """What was learned of a class of instances."""

@@ -17,6 +17,7 @@ class TierPlanning:
     """Belongs to the ledger's event loop. Seconds of the thread that plans are counted in ``planning_s``.
 
     ``sites`` tells, before every plan, where blocks may be put: instances and cache servers come and go.
+    Nothing is planned while ``leads`` says no: another conductor does.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class TierPlanning:
     ) -> None:
         self.plans = 0
         self.planning_s = 0.0
+        self.leads: Callable[[], bool] = lambda: True
         self._planner = planner
         self._ledger = ledger
         self._sites = sites
@@ -39,6 +41,8 @@ class TierPlanning:
         """A plan that fails is logged and costs nothing but itself."""
         while True:
             await asyncio.sleep(self._planner.settings.every_s)
+            if not self.leads():
+                continue
             try:
                 await self.plan()
             except Exception:  # whatever a rule runs into must not end the planning

@@ -56,13 +56,15 @@ def create_app(
     routers: Iterable[APIRouter] = (),
     keys: KeyRing | None = None,
     exposition: Callable[[], Awaitable[bytes]] | None = None,
+    details: Callable[[], dict[str, Any]] = dict,
     title: str = "Conductor",
     version: str = "0.1.0",
 ) -> FastAPI:
     """``not_ready_reason`` says why requests cannot be served now, or returns None when they can.
 
     ``keys`` are asked for here even where inference is open to all; without them, those of the services are.
-    ``exposition`` are the metrics in Prometheus' text format, by default those of the services' registry.
+    ``details`` stand beside the status in what `/health` answers. ``exposition`` are the metrics in
+    Prometheus' text format, by default those of the services' registry.
     """
     app = FastAPI(title=title, version=version)
     keys = services.keys if keys is None else keys
@@ -72,7 +74,7 @@ def create_app(
         app.add_middleware(CORSMiddleware, **services.cors.middleware_options())
     app.include_router(_openai_routes(services))
     app.include_router(_inference_routes())
-    app.include_router(_operations_routes(services, not_ready_reason, exposition))
+    app.include_router(_operations_routes(services, not_ready_reason, exposition, details))
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(HTTPException, _http_error)
@@ -128,6 +130,7 @@ def _operations_routes(
     services: RouterServices,
     not_ready_reason: Callable[[], str | None],
     exposition: Callable[[], Awaitable[bytes]] | None,
+    details: Callable[[], dict[str, Any]],
 ) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
@@ -135,8 +138,8 @@ def _operations_routes(
     async def health() -> Response:
         reason = not_ready_reason()
         if reason is None:
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "unavailable", "reason": reason}, status_code=503)
+            return JSONResponse({"status": "ok", **details()})
+        return JSONResponse({"status": "unavailable", "reason": reason, **details()}, status_code=503)
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def metrics() -> Response:

@@ -53,5 +53,12 @@ def internal_error() -> RequestError:
     return RequestError(500, message, kind="server_error", code="internal_error")
 
 
+def too_long(limit_bytes: int) -> RequestError:
+    message = (
+        f"The request body exceeds {limit_bytes} bytes. Raise 'max_body_bytes' in the router's configuration."
+    )
+    return RequestError(413, message, code="request_too_large")
+
+
 class TokenizationError(Exception):
     """The prompt cannot be tokenized here; the message says why."""

@@ -14,7 +14,7 @@ from router.accounts import Account, Grant
 from router.api_keys import ApiKey, KeyRing
 from router.delivery import Delivery
 from router.error_shapes import error_shape
-from router.errors import RequestError, internal_error, status_line
+from router.errors import RequestError, internal_error, status_line, too_long
 from router.framing import ResponseHead
 from router.heads import Headers, client_request_id, placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
@@ -22,7 +22,7 @@ from router.passed_tokens import with_token_ids
 from router.placement_view import placement_view
 from router.request_trace import RequestTrace
 from router.services import RouterServices, logger
-from router.terms import DEFAULT_TERMS, parse_terms
+from router.terms import DEFAULT_TERMS, RequestTerms, parse_terms
 from router.tokens import Prompt, failure_of, untokenized
 from router.usage import NO_USAGE
 
@@ -163,11 +163,7 @@ class Exchange:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _refuse_length(self) -> None:
-        limit = self.services.settings.max_body_bytes
-        message = (
-            f"The request body exceeds {limit} bytes. Raise 'max_body_bytes' in the router's configuration."
-        )
-        self.refuse(RequestError(413, message, code="request_too_large"))
+        self.refuse(too_long(self.services.settings.max_body_bytes))
 
     def refuse(self, error: RequestError) -> None:
         """Without reading the body to its end, or to another request behind it. Only the first call counts."""
@@ -259,8 +255,11 @@ class Exchange:
             passed = with_token_ids(request, prompt)
             self.services.metrics.prompts_passed_as_tokens += passed is not request
             request = passed
-        self._delivery = Delivery(self, self._headers, request, prompt, self._terms)
+        self._delivery = self._delivery_of(request, prompt, self._terms)
         self._delivery.place()
+
+    def _delivery_of(self, request: InferenceRequest, prompt: Prompt, terms: RequestTerms) -> Delivery:
+        return Delivery(self, self._headers, request, prompt, terms)
 
     # The connection, and time
 
@@ -351,10 +350,11 @@ class Exchange:
         *,
         content_type: bytes = b"application/json",
         retry_after_s: int | None = None,
+        fields: str = "",
     ) -> None:
-        """Answer in the engine's place."""
+        """Answer in the engine's place; ``fields`` are further lines of the head."""
         self.status = status
-        added = self._own_fields()
+        added = self._own_fields() + fields
         if retry_after_s is not None:
             added += f"retry-after: {retry_after_s}\r\n"
         if not self.keep_alive:
@@ -403,8 +403,7 @@ class Exchange:
             )
         placement = delivery.placement if delivery is not None else None
         model = placement.model if placement is not None else "unknown"
-        services.metrics.requests[model, self.endpoint, self.status] += 1
-        services.metrics.request_s.observe(duration_s)
+        self._count_answer(model, duration_s)
         first_byte_s, trace = self.first_byte_s, self.trace
         if trace is not None:
             trace.end(
@@ -430,3 +429,8 @@ class Exchange:
                 **({} if trace is None else {"trace_id": trace.trace_id}),
             )
         self._delivery = None  # no reference cycle: what the request held is freed now, not by the collector
+
+    def _count_answer(self, model: str, duration_s: float) -> None:
+        metrics = self.services.metrics
+        metrics.requests[model, self.endpoint, self.status] += 1
+        metrics.request_s.observe(duration_s)

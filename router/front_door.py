@@ -19,6 +19,7 @@ from router.exchange import Exchange
 from router.framing import MAX_HEAD_BYTES
 from router.heads import Headers
 from router.inference import PATHS
+from router.pick_exchange import PREFIX, PickExchange
 from router.services import RouterServices
 
 INFERENCE_PATHS = {path.encode("ascii"): endpoint for path, endpoint in PATHS.items()}
@@ -100,12 +101,15 @@ class FrontDoorProtocol(HttpToolsProtocol):
             if name == b"transfer-encoding" and value.lower() != b"chunked":
                 raise _encoded(value)
         endpoint = INFERENCE_PATHS.get(url) or INFERENCE_PATHS.get(url.partition(b"?")[0])
+        kind = Exchange
+        if endpoint is None and url.startswith(PREFIX):
+            endpoint, kind = INFERENCE_PATHS.get(url[len(PREFIX) :].partition(b"?")[0]), PickExchange
         if endpoint is None or self.parser.get_method() != b"POST":
             self._hand_to_application(headers)
             return
         parser = self.parser
         http_1_1 = parser.get_http_version() == "1.1"
-        exchange = Exchange(
+        exchange = kind(
             self,
             endpoint,
             url,

@@ -8,7 +8,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.api_keys import KeyRing
 from router.errors import RequestError
 
-_OPEN = frozenset(("/health", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"))
+# The console's page and scripts are no secrets; what they show, they ask for with the key that they are given.
+_CONSOLE = "/ui"
+_OPEN = frozenset(
+    (_CONSOLE, "/health", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
+)
 
 
 class KeyCheck:
@@ -30,7 +34,9 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
     def _is_open(self, path: str) -> bool:
-        return path in _OPEN or (self._open_models and _lists_models(path))
+        if path in _OPEN or path.startswith(f"{_CONSOLE}/"):
+            return True
+        return self._open_models and _lists_models(path)
 
     def _check(self, scope: Scope) -> None:
         key, _ = self._keys.identify(scope["headers"])

@@ -26,6 +26,7 @@ from router.cors import CorsPolicy
 from router.hedging import FirstBytes
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
+from router.picks import Picks
 from router.request_trace import Tracing
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
@@ -96,6 +97,8 @@ class RouterServices:
         self.line = Line(AtOnce(placements) if dispatch is None else dispatch, clock)
         self.settings = settings = settings or RouterSettings()
         self.metrics = metrics or RouterMetrics()
+        self.picks = Picks(placements, self.line, clock)
+        self.metrics.registry.register(self.picks)
         self.keys = keys
         self.cors = cors
         self.tracing = tracing
@@ -140,6 +143,7 @@ class RouterServices:
             self._timer = None
         for exchange in list(self.active):
             exchange.shut_down()
+        self.picks.close()
         self.line.close()
         self.pool.close()
         self.tokens.close()

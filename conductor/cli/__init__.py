@@ -16,6 +16,7 @@ __all__ = ["app", "main"]
 app: typer.Typer  # made when it is asked for
 _COMMANDS = {
     "serve": "serve",
+    "router": "router",
     "emulate": "emulate",
     "replay": "replay",
     "sweep": "sweep",
@@ -24,6 +25,7 @@ _COMMANDS = {
     "trace": "trace",
     "plan": "plan",
     "index": "index",
+    "top": "top",
     "cache": "cache",
     "register": "register",
     "config": "config_command",

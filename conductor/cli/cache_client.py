@@ -21,10 +21,10 @@ class CacheCommandError(Exception):
 class ConductorClient:
     """A running conductor. Methods raise CacheCommandError."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, *, timeout_s: float = _TIMEOUT_S) -> None:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._url = url.rstrip("/")
-        self._http = httpx.Client(timeout=_TIMEOUT_S, headers=headers)
+        self._http = httpx.Client(timeout=timeout_s, headers=headers)
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
         return self._call("GET", path, params={name: v for name, v in params.items() if v is not None})

@@ -36,14 +36,25 @@ def open_state(config: Config) -> KeptState:
 
 
 def restored_feeds(
-    config: Config, state: KeptState, clock: Callable[[], float], tls: ssl.SSLContext | None = None
+    config: Config,
+    state: KeptState,
+    clock: Callable[[], float],
+    tls: ssl.SSLContext | None = None,
+    taken_over: Path | None = None,
 ) -> tuple[EventFeeds, IndexSnapshots | None]:
     """The feeds over an index that has what the last process saved, and what saves it from now on.
+
+    ``taken_over`` is a snapshot of another replica's index; it is later than what was saved here,
+    and its file is removed.
 
     Neither is started. The feeds are to be closed before the snapshots.
     """
     bounds = config.index
-    restored = restore(state.snapshot, expected_blocks=bounds.expected_blocks, max_blocks=bounds.max_blocks)
+    restored = restore(
+        taken_over or state.snapshot, expected_blocks=bounds.expected_blocks, max_blocks=bounds.max_blocks
+    )
+    if taken_over is not None:
+        taken_over.unlink()  # it is in memory now
     feeds = EventFeeds(restored.index, clock, tls)
     feeds.resume(restored.positions)
     if state.snapshot is None:

@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -40,16 +40,20 @@ from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
 from conductor.cli.one_process_front import OneProcessFront
+from conductor.cli.picker import start_picker
 from conductor.cli.recording import scheduler_kind, start_recording
+from conductor.cli.router_desk import open_router_desk
 from conductor.cli.router_services import make_services, tokenizer_folders
+from conductor.cli.shared_services import join_shared_state
 from conductor.cli.tier_services import make_planning, make_runner, start_runner
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker_front import WorkerFront
 from conductor.cluster import Cluster
-from conductor.config import Config, SharedPoolConfig, load_config
+from conductor.config import Config, ServerConfig, SharedPoolConfig, load_config
 from conductor.configuration_faults import ConfigError
 from conductor.configured_admission import make_dispatcher, make_gate
+from conductor.console import make_console_routes
 from conductor.discovery import EventEndpoints, reported_load
 from conductor.discovery.discovered import Discovered
 from conductor.discovery.metrics import DiscoveryCollector
@@ -120,7 +124,8 @@ def serve(
         "log": _given(level=log_level),
     }
     config = load_config(config_file, {name: values for name, values in flags.items() if values})
-    if config.emulation.cluster is None and not config.instances and not config.discovery.brings_instances:
+    others_bring = config.discovery.brings_instances or config.shared_state.url is not None
+    if config.emulation.cluster is None and not config.instances and not others_bring:
         raise ConfigError(
             "nothing to route to: start an emulated cluster with --emulate 2p2d, list engines under 'instances' "
             "in a file given with --config, or say there under 'discovery' where they are found"
@@ -153,7 +158,9 @@ async def _serve(config: Config) -> None:
         tls, to_engines = server_tls(config.server.tls), engine_context(config.routing.engine_tls)
         state = open_state(config)
         store = state.store
-        feeds, snapshots = restored_feeds(config, state, clock, to_engines)
+        shared = await join_shared_state(config, clock)
+        stack.push_async_callback(shared.close)
+        feeds, snapshots = restored_feeds(config, state, clock, to_engines, shared.take_snapshot())
         index = feeds.index
         id_prefix = f"{secrets.token_hex(4)}-"
         scheduler = scheduler_kind(config.scheduling)(
@@ -165,8 +172,8 @@ async def _serve(config: Config) -> None:
             Objectives(**config.scheduling.objectives.model_dump()),
             config.scheduling.suspension,
             aliases={alias: model.name for model in config.models for alias in model.aliases},
-            calibrations=saved_calibrations(store),
-            gate=make_gate(config.scheduling.admission, saved_lengths(store)),
+            calibrations=saved_calibrations(store) | shared.joined.calibrations,
+            gate=make_gate(config.scheduling.admission, shared.joined.lengths or saved_lengths(store)),
             lookup=IndexLookup(index, feeds.prompts, [_pool_of(each) for each in config.shared_pools]),
             id_prefix=id_prefix,
             records=config.scheduling.records,
@@ -202,17 +209,21 @@ async def _serve(config: Config) -> None:
         orders = CacheOrders(
             actions, cluster, index, feeds.prompts, clock, aliases=scheduler.aliases, id_prefix=id_prefix
         )
+        shared.lead(actions, planning, orders)
         rest = make_rest_router(
             scheduler,
             clock,
             reservations=reservations,
             membership=membership,
+            members=shared.members(membership),
             tokenize=PlacementTokens(services.tokens),
             orders=orders,
+            streams=feeds,
             discovered=discovered,
         )
         registry.register(DiscoveryCollector(discovered.roll))
         registry.register(IndexCollector(index, feeds, snapshots))
+        shared.measure(registry)
         app = create_app(
             services,
             keys=make_rest_ring(config, os.environ),
@@ -221,9 +232,13 @@ async def _serve(config: Config) -> None:
                 rest,
                 make_cache_router(index, feeds),
                 make_lookup_router(index, feeds.prompts, engine_caches),
+                *shared.routers(feeds),
             ],
+            details=shared.health,
             exposition=front.exposition,
         )
+        if config.server.console:
+            app.include_router(make_console_routes())
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
         if tls is not None:
@@ -248,6 +263,10 @@ async def _serve(config: Config) -> None:
         )
         for keeper in keepers:
             stack.callback(asyncio.create_task(keeper).cancel)
+        told_of_loss = [front.instance_lost]
+        desk = await open_router_desk(config, services, tokenizers, scheduler, front.url, stack)
+        if desk is not None:
+            told_of_loss.append(desk.instance_lost)
         loads = SglangLoadFeeds(_deliver_on_loop(scheduler, clock))
         loads.start()
         stack.callback(loads.close)
@@ -261,7 +280,7 @@ async def _serve(config: Config) -> None:
             tls=to_engines,
             endpoint_overrides=_endpoint_overrides(membership.configs()),
             on_up=engine_caches.up,
-            on_down=partial(_lost, front.instance_lost, actions),
+            on_down=partial(_lost, told_of_loss, actions),
             on_left=partial(_left, engine_caches, actions),
             follow_load=loads.follow,
             unfollow_load=loads.unfollow,
@@ -271,15 +290,17 @@ async def _serve(config: Config) -> None:
             stack.callback(asyncio.create_task(planning.plan_forever()).cancel)
         monitor.start()
         membership.watcher = monitor
+        shared.start(scheduler, membership, front.url, instances, feeds)
         stack.push_async_callback(monitor.close)
         await start_discovery(config.discovery, discovered, clock, stack)
         stack.push_async_callback(front.stop)
+        await start_picker(config, services, scheduler, clock, stack)
         console = Console(stderr=True)
         await _wait_until_ready(console, scheduler, front, stop, clock)
         gc.collect()
         gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         if not stop.is_set():
-            _announce(console, scheduler, front.url, config.server.workers)
+            _announce(console, scheduler, front.url, config.server)
         await stop.wait()
         console.print("stopping; streams under way may finish")
 
@@ -299,8 +320,11 @@ def _deliver_on_loop(scheduler: Scheduler, clock: Callable[[], float]) -> Callab
     return deliver
 
 
-def _lost(told: Callable[[str, str], None], actions: ActionRunner, instance_id: str, reason: str) -> None:
-    told(instance_id, reason)
+def _lost(
+    told: Sequence[Callable[[str, str], None]], actions: ActionRunner, instance_id: str, reason: str
+) -> None:
+    for tell in told:
+        tell(instance_id, reason)
     actions.holder_left(instance_id)
 
 
@@ -349,7 +373,7 @@ async def _wait_until_ready(
             await asyncio.sleep(0.05)
 
 
-def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) -> None:
+def _announce(console: Console, scheduler: Scheduler, url: str, server: ServerConfig) -> None:
     table = Table(title="Conductor is ready")
     for heading in ("instance", "role", "url", "health", "KV blocks", "events"):
         table.add_column(heading, no_wrap=True)
@@ -365,10 +389,12 @@ def _announce(console: Console, scheduler: Scheduler, url: str, workers: int) ->
             "yes" if facts and facts.publishes_events else "no",
         )
     console.print(table)
+    workers = server.workers
     message = {"role": "user", "content": "Hello!"}
     body = json.dumps({"model": scheduler.models()[0].model, "messages": [message]})
     for line in (
         f"front door    {url}/v1" + (f"  ({workers} router processes)" if workers > 1 else ""),
+        *([f"console       {url}/ui"] if server.console else ()),
         f"why           {url}/v1/placements",
         f"API, metrics  {url}/docs  {url}/metrics",
         f"try           curl -i {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",

@@ -33,6 +33,7 @@ from router.services import RouterServices
 from router.tokenizer_folders import load_tokenizers
 from router.tokens import EngineTokenizer, TokenService
 from router.workers.client import PlacementClient, connect
+from router.workers.conductors import Conductors
 from router.workers.messages import Setup
 from router.workers.metric_sums import families_of
 from router.workers.passing_on import PassedOn
@@ -71,7 +72,7 @@ async def _work(number: int, conductor: str, listening: socket.socket) -> int:
     async with AsyncExitStack() as stack:
         engines = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=to_engines))
         with without_collections():
-            services = _make_services(setup, config, client, engines, to_engines)
+            services = make_router_services(setup, config, client, engines, to_engines)
         services.tracing = start_tracing(config.tracing, os.environ, services.metrics.registry, stack)
         client.serve(services, lambda: families_of(services.metrics.registry))
         server = FrontDoorServer(
@@ -97,13 +98,14 @@ async def _work(number: int, conductor: str, listening: socket.socket) -> int:
     return 0 if stop.is_set() else 1
 
 
-def _make_services(
+def make_router_services(
     setup: Setup,
     config: FrontDoorConfig,
-    client: PlacementClient,
+    client: PlacementClient | Conductors,
     engines: httpx.AsyncClient,
     to_engines: ssl.SSLContext,
 ) -> RouterServices:
+    """Those of a process whose placements are made elsewhere."""
     metrics = RouterMetrics()
     tokens = TokenService(
         load_tokenizers(setup.tokenizers, cache_bytes=setup.token_cache_bytes),

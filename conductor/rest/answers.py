@@ -108,6 +108,7 @@ class Summary(Answer):
     decode_instance: str
     prompt_tokens: int
     overlap_tokens: int
+    reused_tokens: dict[str, int]
     predicted_ttft_ms: float
     observed_ttft_ms: float | None
     outcome: str
@@ -253,6 +254,31 @@ class Cluster(Answer):
     objectives: dict[str, float]
     now: dict[str, float | int | None]
     window: dict[str, Any]
+
+
+class Loads(Answer):
+    """`fields` names the columns of `instances`."""
+
+    fields: list[str]
+    instances: list[list[Any]]
+
+
+class History(Answer):
+    step_s: float
+    objectives: dict[str, float]
+    points: list[dict[str, Any]]
+
+
+class Problem(Answer):
+    severity: str
+    kind: str
+    says: str
+    remedy: str
+    instances: list[str]
+
+
+class Problems(Answer):
+    problems: list[Problem]
 
 
 class LearnedFactor(Answer):

@@ -12,7 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from cache_index import Tier
 from conductor.action_ledger import ActionRecord, ActionState
 from conductor.actions import ActionKind, Place
-from conductor.cache_orders import CacheOrder, CacheOrders, OrderError, UnservedModelError, parse_place
+from conductor.cache_orders import (
+    CacheOrder,
+    CacheOrders,
+    NotLeadingError,
+    OrderError,
+    UnservedModelError,
+    parse_place,
+)
 from conductor.cluster import Cluster
 from conductor.rest import answers
 from conductor.rest.bodies import documented_body, invalid, parsed
@@ -138,6 +145,8 @@ def make_cache_order_routes(orders: CacheOrders, cluster: Cluster, tokenize: Tok
             raise invalid(error.field, str(error)) from None
         except UnservedModelError as error:
             raise HTTPException(404, f"model: {error}") from None
+        except NotLeadingError as error:
+            raise HTTPException(409, str(error)) from None
         return answers.json_answer({"actions": [describe(record, record.submitted_s)]}, 202)
 
     def verb(name: str, kind: ActionKind, body: type[TargetOrder], summary: str) -> None:
@@ -151,8 +160,8 @@ def make_cache_order_routes(orders: CacheOrders, cluster: Cluster, tokenize: Tok
             name=name,
             summary=summary,
             description="Answers at once with the actions, which run in the background: `GET /v1/actions/{id}`. "
-            "422 says why when nobody can do that there.",
-            **answers.documented(answers.ActionsTaken, 404, 422, status=202, text="It has been taken."),
+            "422 says why when nobody can do that there, 409 which replica leads where this one does not.",
+            **answers.documented(answers.ActionsTaken, 404, 409, 422, status=202, text="It has been taken."),
             openapi_extra=documented_body(body),
         )(route)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import ConfigDict
@@ -12,12 +12,26 @@ from cache_index import Holder, Tier
 from conductor.cluster import InstanceState
 from conductor.discovery.registrations import NotRegisteredError, Registrations, TakenError
 from conductor.instance_config import InstanceConfig
-from conductor.membership import Membership, UnknownInstanceError
+from conductor.membership import UnknownInstanceError
 from conductor.rest import answers
 from conductor.rest.bodies import documented_body, invalid, parsed
 from conductor.scheduler import Scheduler
 
 _Held = Mapping[Holder, Mapping[Tier, int]]
+
+
+class InstanceOrders(Protocol):
+    """Who carries out what is asked here (`Membership`, or `SharedMembers` over it)."""
+
+    def put(self, config: InstanceConfig) -> bool: ...
+
+    def remove(self, instance_id: str) -> None: ...
+
+    def drain(self, instance_id: str, within_s: float) -> int: ...
+
+    def usable(self, config: InstanceConfig) -> InstanceState: ...
+
+    def source_of(self, instance_id: str) -> str | None: ...
 
 
 class InstanceBody(InstanceConfig):
@@ -37,7 +51,7 @@ class InstanceBody(InstanceConfig):
 def make_instance_routes(
     scheduler: Scheduler,
     clock: Callable[[], float],
-    membership: Membership,
+    membership: InstanceOrders,
     registrations: Registrations,
 ) -> APIRouter:
     """`/instances` and below."""
@@ -95,9 +109,9 @@ def make_instance_routes(
         ] = None,
     ) -> Response:
         """It is a candidate once it has answered its probe. The same description again changes nothing; another
-        one replaces the instance: what is placed there runs to its end, and what it cached is forgotten. Not
-        kept over a restart: the configuration file is what a conductor starts with. With `ttl_s` it is registered:
-        silent for that long, it gets no more requests; silent for longer, it leaves."""
+        one replaces the instance: what is placed there runs to its end, and what it cached is forgotten. Without
+        shared state it is not kept over a restart: the configuration file is what a conductor starts with. With
+        `ttl_s` it is registered: silent for that long, it gets no more requests; silent for longer, it leaves."""
         body = parsed(InstanceBody, await request.body())
         if body.id not in ("", instance_id):
             raise invalid("id", f"is {body.id!r} here and {instance_id!r} in the path; leave it out")

@@ -1,9 +1,9 @@
 """Token ids of text by its words, for tokenizers that merge the bytes of every word on its own.
 
-Byte-level BPE, as in the tokenizers of Llama, Qwen, gpt-oss, Mistral and DeepSeek, cuts a text into words by a regular expression and
-merges each of them without a look at its neighbours. So a word has the same tokens wherever it stands, and text is
-mostly words that were met before: a compiled kernel cuts the text and looks them up, and only the others are left
-to the tokenizer library.
+Byte-level BPE, as in the tokenizers of Llama, Qwen, gpt-oss, Mistral and DeepSeek, cuts a text into words by a
+regular expression and merges each of them without a look at its neighbours. So a word has the same tokens wherever
+it stands, and text is mostly words that were met before: a compiled kernel cuts the text and looks them up, and
+only the others are left to the tokenizer library.
 """
 
 from router.word_tokens.tokenizer import WordTokens, word_tokens_of

@@ -53,8 +53,9 @@ class _Table:
         self.max_words = max_words
         self.used = self.used_bytes = self.used_ids = 0
         self.entries = np.zeros(2 * max_words * kernels.ENTRY, np.int64)
-        self.words = np.zeros(max_words * _BYTES_A_WORD, np.uint8)
-        self.ids = np.zeros(max_words * _IDS_A_WORD, np.uint32)
+        # Of which one word has room, however long it is and however few there may be.
+        self.words = np.zeros(max_words * _BYTES_A_WORD + _LONGEST_WORD_BYTES, np.uint8)
+        self.ids = np.zeros(max_words * _IDS_A_WORD + _LONGEST_WORD_BYTES, np.uint32)
 
     def has_room(self, word: bytes, ids: NDArray[np.uint32]) -> bool:
         return (

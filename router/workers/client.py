@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import structlog
@@ -42,12 +43,15 @@ from router.workers.messages import (
     GrantEnded,
     Hello,
     InstanceLost,
+    Instances,
     Leave,
     MessageError,
     MetricFamily,
     ModelUnknown,
+    Ping,
     Place,
     Placed,
+    Pong,
     PrefillFinished,
     Ready,
     Refused,
@@ -66,7 +70,15 @@ logger = structlog.get_logger("router")
 _NO_TOKENS: Tokens = np.empty(0, np.uint32)
 
 
-class _Waiter:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that waits for the answer of a conductor."""
+
+    request: PlacementRequest
+    anywhere: bool
+
+
+class OneWaiter:
     """Waits for a placement as a coroutine does."""
 
     def __init__(self) -> None:
@@ -87,7 +99,8 @@ class PlacementClient(asyncio.Protocol):
     ``lost`` is done when the conductor is gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tickets: Iterator[int] | None = None) -> None:
+        """``tickets`` are those of all connections that share a line."""
         loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = loop.create_future()
         self.welcomed: asyncio.Future[Setup] = loop.create_future()
@@ -95,14 +108,16 @@ class PlacementClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader()
         self._unsent: list[bytes] = []
-        self._tickets = itertools.count(1)
+        self._tickets = itertools.count(1) if tickets is None else tickets
         self._grants = itertools.count(1)
-        self._asked: dict[int, PlacementRequest] = {}
+        self._asked: dict[int, Asked] = {}
         self._charged: dict[int, RemoteAccount] = {}  # by grants under way
         self._answers: list[Released] = []
         self._models: list[ModelCard] = []
         self._services: RouterServices | None = None
         self._families: Callable[[], Iterable[MetricFamily]] = tuple
+        self.heard_s = loop.time()  # when anything came last
+        self.on_instances: Callable[[Instances], None] = lambda told: None
 
     def serve(self, services: RouterServices, families: Callable[[], Iterable[MetricFamily]]) -> None:
         """Answers go to these services; ``families`` are the metrics that the conductor asks for."""
@@ -115,8 +130,16 @@ class PlacementClient(asyncio.Protocol):
             return Account(key.name, key.limits, tenant)
         return RemoteAccount(key.name, tenant, self)
 
-    def greet(self, worker: int, pid: int) -> None:
-        self._send(Hello(worker, pid))
+    def greet(self, worker: int, pid: int, token: str = "", clock_s: float = 0.0) -> None:
+        self._send(Hello(worker, pid, token, clock_s))
+
+    def ping(self) -> None:
+        self._send(Ping())
+
+    def abort(self) -> None:
+        """It does not answer: hang up."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def ready(self) -> None:
         self._send(Ready())
@@ -133,13 +156,19 @@ class PlacementClient(asyncio.Protocol):
 
     def entered(self, account: RemoteAccount) -> int:
         grant = next(self._grants)
-        self._charged[grant] = account
-        self._send(Enter(grant, account.name))
+        self.enter(grant, account)
         return grant
 
+    def enter(self, grant: int, account: RemoteAccount) -> None:
+        """A request of the account begins, if that was not told before."""
+        if grant not in self._charged:
+            self._charged[grant] = account
+            self._send(Enter(grant, account.name))
+
     def ended(self, ended: GrantEnded) -> None:
-        del self._charged[ended.grant]
-        self._send(ended)
+        """Of a request that was entered here; of others this conductor need not know."""
+        if self._charged.pop(ended.grant, None) is not None:
+            self._send(ended)
 
     # PlacementService and Dispatch
 
@@ -155,7 +184,7 @@ class PlacementClient(asyncio.Protocol):
         """Of an instance that serves the model and can be asked for something that is no load."""
         if self._services is None:
             return None
-        waiter = _Waiter()
+        waiter = OneWaiter()
         request = PlacementRequest("", model, _NO_TOKENS, 0, streamed=False)
         try:
             self._services.line.hold(waiter, self.anywhere(request, 0.0))
@@ -207,6 +236,7 @@ class PlacementClient(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        self.heard_s = self._loop.time()
         try:
             for payload in self._reader.feed(data):
                 self._receive(from_conductor(payload))
@@ -232,9 +262,18 @@ class PlacementClient(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise NoInstanceError("the conductor has stopped")
         ticket = next(self._tickets)
-        self._send(Place(ticket, AskedPlacement.of(request), anywhere, request.grant))
-        self._asked[ticket] = request
+        self.ask(ticket, Asked(request, anywhere))
         return Held(ticket)
+
+    def ask(self, ticket: int, asked: Asked) -> None:
+        request = asked.request
+        self._send(Place(ticket, AskedPlacement.of(request), asked.anywhere, request.grant))
+        self._asked[ticket] = asked
+
+    def take_unanswered(self) -> dict[int, Asked]:
+        """What was asked here, for somebody else to answer."""
+        asked, self._asked = self._asked, {}
+        return asked
 
     def _receive(self, message: FromConductor) -> None:
         match message:
@@ -252,14 +291,18 @@ class PlacementClient(asyncio.Protocol):
             case InstanceLost():
                 if self._services is not None:
                     self._services.instance_lost(message.instance_id, message.reason)
+            case Instances():
+                self.on_instances(message)
+            case Pong():
+                pass
             case Welcome():
                 if not self.welcomed.done():
                     self.welcomed.set_result(message.setup)
 
     def _answered(self, ticket: int, outcome: Placement | PlacementError, limits: str) -> None:
-        request = self._asked.pop(ticket, None)
-        if request is not None:
-            account = self._charged.get(request.grant)
+        asked = self._asked.pop(ticket, None)
+        if asked is not None:
+            account = self._charged.get(asked.request.grant)
             if account is not None:
                 account.latest_fields = limits
             self._answers.append(Released(ticket, outcome))

@@ -36,8 +36,10 @@ from router.workers.messages import (
     MadePlacement,
     MessageError,
     MetricFamily,
+    Ping,
     Place,
     Placed,
+    Pong,
     PrefillFinished,
     Ready,
     Refused,
@@ -255,6 +257,8 @@ class WorkerLink(asyncio.Protocol):
             case Hello():
                 self.worker, self.pid = message.worker, message.pid
                 self.send(Welcome(self._desk.setup))
+            case Ping():
+                self.send(Pong())
             case Ready():
                 self.ready = True
                 logger.info("router worker is ready", worker=self.worker, pid=self.pid)

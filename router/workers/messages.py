@@ -20,6 +20,7 @@ from conductor.placement import (
     PlacementRequest,
     PrefixPlan,
     RejectedError,
+    Role,
     Target,
     TokenSource,
     UnknownModelError,
@@ -145,6 +146,7 @@ class MadePlacement(_Message):
     prefill_s: float
     predicted_ttft_s: float
     predicted_tbt_s: float
+    predicted_output_tokens: int
 
     @classmethod
     def of(cls, placement: Placement) -> MadePlacement:
@@ -161,6 +163,7 @@ class MadePlacement(_Message):
             plan.prefill_s,
             placement.predicted_ttft_s,
             placement.predicted_tbt_s,
+            placement.predicted_output_tokens,
         )
 
     def placement(self) -> Placement:
@@ -174,6 +177,7 @@ class MadePlacement(_Message):
             PrefixPlan(self.plan_tokens, (), self.fetch_s, self.prefill_s),
             self.predicted_ttft_s,
             self.predicted_tbt_s,
+            self.predicted_output_tokens,
         )
 
 
@@ -246,6 +250,8 @@ class MetricFamily(_Message):
 class Setup(_Message):
     """Everything that a worker has to know. ``tokenizers`` are folders by the models' names.
 
+    ``rest_socket`` is where the REST API is: the path of a Unix socket, or a URL for a router elsewhere.
+
     ``front_door`` is JSON of what the command line configures a front door by.
     """
 
@@ -261,10 +267,15 @@ class Setup(_Message):
 
 
 class Hello(_Message, tag=1):
-    """The first message on a connection."""
+    """The first message on a connection.
+
+    A router elsewhere shows the ``token``, and tells the time of its clock.
+    """
 
     worker: int
     pid: int
+    token: str = ""
+    clock_s: float = 0.0
 
 
 class Ready(_Message, tag=2):
@@ -328,6 +339,10 @@ class Samples(_Message, tag=12):
     families: list[MetricFamily]
 
 
+class Ping(_Message, tag=13):
+    """To be answered at once."""
+
+
 # From the conductor
 
 
@@ -365,6 +380,25 @@ class Collect(_Message, tag=6):
     """Asks for the worker's metrics."""
 
 
+class Pong(_Message, tag=7):
+    """The conductor is there."""
+
+
+class KnownInstance(_Message):
+    """An instance that can take requests; ``targets`` are its ranks."""
+
+    role: Role
+    models: list[str]
+    targets: list[Target]
+
+
+class Instances(_Message, tag=8):
+    """All that can take requests now, for a router that may have to choose without a conductor."""
+
+    instances: list[KnownInstance]
+    aliases: dict[str, str]
+
+
 FromWorker = (
     Hello
     | Ready
@@ -378,8 +412,9 @@ FromWorker = (
     | Enter
     | GrantEnded
     | Samples
+    | Ping
 )
-FromConductor = Welcome | Placed | Refused | Revoked | InstanceLost | Collect
+FromConductor = Welcome | Placed | Refused | Revoked | InstanceLost | Collect | Pong | Instances
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_worker: Final[msgspec.msgpack.Decoder[FromWorker]] = msgspec.msgpack.Decoder(FromWorker)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import structlog
@@ -18,17 +18,27 @@ _TIMEOUTS = httpx.Timeout(None, connect=5.0)
 
 
 class PassedOn:
-    """ASGI application over HTTP on a Unix socket; bodies are streamed both ways."""
+    """ASGI application over HTTP on a Unix socket, or to a URL that may change; bodies are streamed both ways.
 
-    def __init__(self, rest_socket: str) -> None:
+    Without a URL (None) nobody is there to be asked.
+    """
+
+    def __init__(
+        self, rest_socket: str | None, url: Callable[[], str | None] = lambda: "http://conductor"
+    ) -> None:
         self._transport = httpx.AsyncHTTPTransport(uds=rest_socket)
+        self._url = url
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
+        url = self._url()
+        if url is None:
+            await _refuse(send)
+            return
         try:
-            response = await self._transport.handle_async_request(await _request(scope, receive))
+            response = await self._transport.handle_async_request(await _request(url, scope, receive))
         except httpx.TransportError as error:
             logger.warning("the conductor did not answer", path=scope["path"], error=repr(error))
             await _refuse(send)
@@ -55,11 +65,11 @@ class PassedOn:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-async def _request(scope: Scope, receive: Receive) -> httpx.Request:
+async def _request(base: str, scope: Scope, receive: Receive) -> httpx.Request:
     path = scope.get("raw_path") or scope["path"].encode("ascii")
     query = scope["query_string"]
     target = path + b"?" + query if query else path
-    url = httpx.URL("http://conductor").copy_with(raw_path=target)
+    url = httpx.URL(base).copy_with(raw_path=target)
     first = await receive()
     body = first.get("body", b"")
     headers = _end_to_end(scope["headers"])

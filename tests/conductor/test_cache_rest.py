@@ -59,10 +59,24 @@ def test_hot_prefixes_lead_to_their_subtrees(api: TestClient, index: CacheIndex)
         index.match(NAMESPACE, HASHES[:8])
     index.match(NAMESPACE, HASHES[:2])
     prefixes = api.get("/v1/cache/hot", params={"limit": 1}).json()["prefixes"]
-    assert prefixes == [{"hash": _key(7), "parent": _key(6), "depth": 7, "matches": 3, "holders": 2}]
+    (hottest,) = prefixes
+    held_by = hottest.pop("held_by")
+    assert hottest == {
+        "hash": _key(7),
+        "parent": _key(6),
+        "above": None,
+        "depth": 7,
+        "matches": 3,
+        "holders": 2,
+    }
+    assert sorted((place["instance"], place["rank"], place["tier"]) for place in held_by) == [
+        ("b", 1, "device"),
+        ("b", 1, "host"),
+    ]
     subtree = api.get("/v1/cache/tree", params={"root": prefixes[0]["hash"]}).json()
     assert len(subtree["nodes"]) == 3
-    assert len(api.get("/v1/cache/hot").json()["prefixes"]) == 2
+    above = {each["hash"]: each["above"] for each in api.get("/v1/cache/hot").json()["prefixes"]}
+    assert above == {prefixes[0]["hash"]: _key(1), _key(1): None}
 
 
 @pytest.mark.parametrize("prompt", [{"token_ids": TOKENS}, {"seq_hashes": HASHES.astype(np.int64).tolist()}])

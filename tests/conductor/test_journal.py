@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from recorded import make_recorded, make_state
 from typer.testing import CliRunner
 
-from cache_index import Namespace, Tier, sequence_hashes
+from cache_index import Holder, Namespace, Tier, sequence_hashes
 from conductor import journal
 from conductor.cli import app
-from conductor.cluster import ReportedLoad
+from conductor.cluster import PlacedElsewhere, ReportedLoad
 from conductor.decision_replay import DecisionReplay, ReplayError
 from conductor.journal import Decision, Frame, Header, RecordingError, open_recording
 from conductor.journal_writer import JournalWriter
@@ -162,7 +162,7 @@ class RecordedMachine(RuleBasedStateMachine):
     @rule(
         instance=st.sampled_from(["p0", "p1", "d2", "d3", "m4", "p9"]),
         what=st.sampled_from(
-            ["up", "down", "load", "drain", "withhold", "readmit", "remove", "add", "reset"]
+            ["up", "down", "load", "elsewhere", "drain", "withhold", "readmit", "remove", "add", "reset"]
         ),
         usage=st.floats(0, 1),
     )
@@ -180,6 +180,9 @@ class RecordedMachine(RuleBasedStateMachine):
             scheduler.instance_down(instance, "connection refused")
         elif known and what == "load":
             scheduler.report_load(instance, 0, ReportedLoad(3, 1, usage, self.now_s, preemptions=4))
+        elif known and what == "elsewhere":
+            others = PlacedElsewhere(self.now_s, 4.0 * usage, 2, 4_000, 3, 9_000, 1)
+            scheduler.placed_elsewhere({Holder(instance): others} if usage > 0.2 else {})
         elif known and what == "drain":
             scheduler.drain_instance(instance)
         elif known and what == "withhold":
@@ -329,7 +332,7 @@ def test_a_last_line_that_is_cut_off_is_left_out_and_said(tmp_path: Path) -> Non
         (b'{"timestamp": 1, "input_length": 5}\n', "is no recording of decisions"),
         (b"\x00\xff\n", "is no recording of decisions"),
         (b'{"recording":"conductor decisions","version":99}\n', "has version 99 of the format"),
-        (b'{"recording":"conductor decisions","version":2}\n', "line 1: Object missing required field"),
+        (b'{"recording":"conductor decisions","version":3}\n', "line 1: Object missing required field"),
     ],
 )
 def test_a_foreign_file_is_refused_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:

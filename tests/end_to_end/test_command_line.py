@@ -25,6 +25,7 @@ COMMANDS = [
     "trace",
     "plan",
     "index",
+    "top",
     "cache",
     "register",
     "config",

@@ -20,7 +20,8 @@ from conductor.config import Config, load_config
 
 VARIANTS = variants()
 KUBERNETES = ("1.25", "1.31", "1.37")
-OPERATORS_OWN = {"ServiceMonitor", "PrometheusRule"}  # kinds of the Prometheus operator, not of Kubernetes
+# Kinds of the Prometheus operator and of the Gateway API, not of Kubernetes.
+OPERATORS_OWN = {"ServiceMonitor", "PrometheusRule", "InferencePool"}
 
 
 def _engine_list(variant: str) -> str:
@@ -58,6 +59,7 @@ def test_everything_can_be_switched_on() -> None:
         "Dashboard",
         "Deployment",
         "HorizontalPodAutoscaler",
+        "InferencePool",
         "NetworkPolicy",
         "PodDisruptionBudget",
         "PrometheusRule",
@@ -191,6 +193,15 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
         ({"persistence": {"enabled": True}, "replicas": 2}, "replicas: 1"),
         ({"persistence": {"enabled": True}, "autoscaling": {"enabled": True}}, "without autoscaling"),
         ({"persistence": {"enabled": True}, "config": {"state_dir": "/x"}}, "exclude each other"),
+        (
+            {"endpointPicker": {"enabled": True}, "config": {"endpoint_picker": {"port": 1}}},
+            "endpointPicker.port",
+        ),
+        ({"endpointPicker": {"inferencePool": {"enabled": True}}}, "needs endpointPicker.enabled"),
+        (
+            {"endpointPicker": {"enabled": True, "inferencePool": {"enabled": True}}},
+            "matchLabels is required",
+        ),
         (
             {"autoscaling": {"enabled": True, "targetCPUUtilizationPercentage": None}},
             "targetCPUUtilizationPercentage, podMetrics",
@@ -340,6 +351,25 @@ def test_the_grace_period_covers_the_streams() -> None:
     assert grace_s(shutdown_grace_s=90.5) == 91 + 20
 
 
+def test_gateways_reach_the_picker(tmp_path: Path) -> None:
+    objects = render(VARIANTS["everything"])
+    picker = load_config(configuration(objects, tmp_path)).endpoint_picker
+    assert (picker.host, picker.port, picker.tls) == ("0.0.0.0", 9002, "self_signed")
+    ports = {each["name"]: each for each in objects["Service"]["spec"]["ports"]}
+    inside = {each["name"]: each["containerPort"] for each in container(objects)["ports"]}
+    assert inside[ports["grpc-picker"]["targetPort"]] == picker.port
+    allowed = objects["NetworkPolicy"]["spec"]["ingress"][0]["ports"]
+    assert {"port": "grpc-picker", "protocol": "TCP"} in allowed
+    pool = objects["InferencePool"]["spec"]
+    assert pool["targetPorts"] == [{"number": 8000}, {"number": 8001}]
+    reference = pool["endpointPickerRef"]
+    assert reference["name"] == objects["Service"]["metadata"]["name"]
+    assert reference["port"]["number"] == ports["grpc-picker"]["port"]
+    plain = render({"endpointPicker": {"enabled": True, "selfSigned": False}})
+    assert load_config(configuration(plain, tmp_path)).endpoint_picker.tls is None
+    assert load_config(configuration(render({}), tmp_path)).endpoint_picker.port is None
+
+
 def test_notes_say_what_is_open() -> None:
     assert "emulates 2p2d" in notes({}) and "whole API" in notes({})
     example = notes(yaml.safe_load(EXAMPLES["vllm-prefill-decode"].read_text()))
@@ -354,3 +384,22 @@ def test_chart_and_image_agree() -> None:
     compiled = pod["initContainers"][0]["command"][2].removesuffix("/.")
     assert f"NUMBA_CACHE_DIR={compiled}" in dockerfile
     assert 'ENTRYPOINT ["conductor"]' in dockerfile
+
+
+def test_the_gateway_example_fits_together(tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "gateway-api"
+    objects = render(yaml.safe_load((folder / "values.yaml").read_text()))
+    applied = {each["kind"]: each for each in yaml.safe_load_all((folder / "vllm.yaml").read_text())}
+    for kind in ("Service", "StatefulSet"):
+        kubernetes_validate.validate(applied[kind], KUBERNETES[-1], strict=True)
+    (rule,) = applied["HTTPRoute"]["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    pool = objects["InferencePool"]
+    assert (backend["kind"], backend["name"]) == (pool["kind"], pool["metadata"]["name"])
+    assert backend["group"] == pool["apiVersion"].split("/")[0]
+    pods = applied["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= pods.items()
+    urls = [str(each.url) for each in load_config(configuration(objects, tmp_path)).instances]
+    name, replicas = applied["StatefulSet"]["metadata"]["name"], applied["StatefulSet"]["spec"]["replicas"]
+    service = applied["Service"]["metadata"]["name"]
+    assert urls == [f"http://{name}-{i}.{service}:8000" for i in range(replicas)]

@@ -207,6 +207,18 @@ def test_a_vocabulary_larger_than_the_table_is_tokenized_all_the_same() -> None:
         assert tokens.tolist() == encoder(tokenizer)(text).tolist()
 
 
+def test_words_longer_than_the_table_are_tokenized_all_the_same() -> None:
+    tokenizer = as_llama_3()
+    words = by_words(tokenizer, max_words=2)
+    text = f"{'a' * 250} {'b' * 251} {'c' * 252}"
+    for _ in range(3):
+        tokens = words.tokens(text)
+        assert tokens is None or tokens.tolist() == encoder(tokenizer)(text).tolist()
+    one = words.tokens("d" * 256)
+    assert one is not None
+    assert one.tolist() == encoder(tokenizer)("d" * 256).tolist()
+
+
 def test_threads_share_the_table() -> None:
     tokenizer = as_llama_3()
     words, encode = by_words(tokenizer, max_words=256), encoder(tokenizer)

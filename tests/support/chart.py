@@ -33,6 +33,10 @@ EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "extraEnv": [{"name": "OTEL_SERVICE_NAME", "value": "front-door"}],
     "service": {"annotations": {"owner": "inference"}},
+    "endpointPicker": {
+        "enabled": True,
+        "inferencePool": {"enabled": True, "matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]},
+    },
     "podAnnotations": {"owner": "inference"},
     "podLabels": {"team": "inference"},
     "priorityClassName": "high",

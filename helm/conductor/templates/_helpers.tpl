@@ -85,6 +85,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- $_ := set $config "state_dir" .Values.persistence.mountPath -}}
 {{- end -}}
+{{- with .Values.endpointPicker -}}
+{{- if .enabled -}}
+{{- if $config.endpoint_picker -}}
+{{- fail "config.endpoint_picker and endpointPicker.enabled exclude each other: set the port with endpointPicker.port" -}}
+{{- end -}}
+{{- $picker := dict "host" "0.0.0.0" "port" .port -}}
+{{- if .selfSigned -}}
+{{- $_ := set $picker "tls" "self_signed" -}}
+{{- end -}}
+{{- $_ := set $config "endpoint_picker" $picker -}}
+{{- end -}}
+{{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
 
