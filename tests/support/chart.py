@@ -11,6 +11,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "conductor"
 EXAMPLES = {path.stem: path for path in sorted((CHART / "examples").glob("*.yaml"))}
+_APART = {"dashboard.yaml": "Dashboard", "redis-service.yaml": "RedisService"}  # second ones of a kind
 EVERYTHING: dict[str, Any] = {
     "secret": {"name": "keys", "adminTokenKey": "admin", "env": {"CHAT_KEY": "chat"}},
     "podDisruptionBudget": {"enabled": True},
@@ -36,6 +37,7 @@ EVERYTHING: dict[str, Any] = {
         "enabled": True,
         "inferencePool": {"enabled": True, "matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]},
     },
+    "sharedState": {"enabled": True, "redis": {"enabled": True, "passwordKey": "redis"}},
     "podAnnotations": {"owner": "inference"},
     "podLabels": {"team": "inference"},
     "priorityClassName": "high",
@@ -49,14 +51,18 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def render(values: dict[str, Any], *, name: str = "conductor") -> dict[str, dict[str, Any]]:
-    """Objects by kind; the dashboard's ConfigMap is under ``Dashboard``. Raises HelmError."""
+    """Objects by kind; the dashboard's ConfigMap is under ``Dashboard``, Redis' Service under ``RedisService``.
+
+    Raises HelmError.
+    """
     objects = {}
     with helm_python.Chart.load(CHART) as chart:
         for path, text in chart.render(values, name=name, namespace="llm").items():
             if path.endswith(".yaml"):
                 for each in yaml.safe_load_all(text):
                     if each is not None:
-                        kind = "Dashboard" if path.endswith("/dashboard.yaml") else each["kind"]
+                        file = path.rpartition("/")[2]
+                        kind = _APART.get(file, each["kind"])
                         assert kind not in objects
                         objects[kind] = each
     return objects
