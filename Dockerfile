@@ -3,7 +3,7 @@
 ARG PYTHON=python:3.11-slim
 
 FROM ${PYTHON} AS wheels
-ARG EXTRAS=envoy,tracing
+ARG EXTRAS=envoy,kubernetes,tracing
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY cache_index cache_index

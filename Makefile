@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run redis test test-lmcache test-mooncake lint types check bench clean
+.PHONY: help setup run redis test test-lmcache test-mooncake lint types check bench docs clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -58,5 +58,9 @@ check: lint types  ## lint, types and the fast tests
 bench: setup  ## every benchmark, quick
 	for script in benchmarks/*.py; do $(BIN)/python $$script --quick || exit 1; done
 
+docs: setup  ## the pages under docs as a site, in build/docs
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+
 clean:  ## remove what setup made
-	rm -rf $(VENV) .venv-lmcache .venv-mooncake .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lmcache .venv-mooncake build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,11 +1,11 @@
 """What a fault costs: two conductors and three routers over emulated engines under load, each killed in turn.
 
-`kill -9` of the leading conductor, a router, Redis and an engine, while clients stream answers through the routers. A
-client goes on to the next router when one refuses its connection, as behind a load balancer. Counted are answers that
-were *lost* or came *twice* (tokens that were asked for and did not come, or more of them), beyond the streams that ran
-through the killed router or on the killed engine; *resumed* is the longest time to the first byte of any request that
-was begun within three seconds after the kill, with the decision and all that the fault delayed; *leader* is how long
-nobody led. At the end both conductors' indexes are compared, residency by residency.
+`kill -9` of the leading conductor, a router, Redis and an engine, while clients stream answers through the routers.
+A client goes on to the next router when one refuses its connection, as behind a load balancer. Counted are answers
+that were *lost* or came *twice* (tokens that were asked for and did not come, or more of them), beyond the streams
+that ran through the killed router or on the killed engine; *resumed* is the longest time to the first byte of any
+request that was begun within three seconds after the kill, with the decision and all that the fault delayed; *leader*
+is how long nobody led. At the end both conductors' indexes are compared, residency by residency.
 """
 
 from __future__ import annotations

@@ -87,6 +87,8 @@ class CircuitBreaker:
         return None
 
     def _suspend(self, instance: InstanceState, reason: str, now_s: float) -> None:
+        if instance.draining or instance.withheld is not None:
+            return  # it gets no requests anyway, and after a suspension it would
         circuit, policy = instance.circuit, self.policy
         longer = circuit.pause_s * 2 if now_s < circuit.reopened_before_s else policy.pause_s
         circuit.pause_s = min(longer, max(policy.longest_pause_s, policy.pause_s))

@@ -35,6 +35,7 @@ class Health(StrEnum):
     UP = "up"
     SUSPENDED = "suspended"  # answers its health check but failed requests; may be tried again after a pause
     PROBING = "probing"  # after that pause: takes one request, whose end decides
+    WITHHELD = "withheld"  # works as far as is known, but whoever lists it says that it is to get no requests
     DRAINING = "draining"  # finishes what was placed on it and leaves the cluster
     DOWN = "down"
 
@@ -256,6 +257,7 @@ class InstanceState:
     block_size_override: int | None = None
     circuit: Circuit = field(default_factory=Circuit)
     draining: bool = False
+    withheld: str | None = None  # why it is to get no requests for now
 
     @property
     def block_size(self) -> int | None:

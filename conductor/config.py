@@ -6,7 +6,6 @@ Precedence: flags, then ``CONDUCTOR_*`` environment variables (``__`` between le
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -30,14 +28,13 @@ from pydantic_settings import (
 from cache_index.mooncake import DEFAULT_RECONCILE_S
 from conductor.access_config import ApiKeyConfig, SendableSecret, check_names
 from conductor.admission import make_rule
-from conductor.catalogue import INSTANCE_CLASSES
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster_shape import read_cluster_shape
 from conductor.configuration_faults import ConfigError, explain
+from conductor.discovery_config import DiscoveryConfig
 from conductor.endpoint_picker_config import EndpointPickerConfig
 from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig, TracingConfig
-from conductor.instance_speeds import InstanceSpeeds
-from conductor.placement import Role
+from conductor.instance_config import InstanceConfig, catalogued
 from conductor.policies import make_policy
 from conductor.shared_state_config import SharedStateConfig
 from conductor.tier_config import ExecutorsConfig, TiersConfig
@@ -45,12 +42,6 @@ from conductor.tier_planner_config import TierPlannerConfig
 
 Positive = Annotated[float, Field(gt=0)]
 PortNumber = Annotated[int, Field(ge=0, le=65535)]
-
-
-def _catalogued(name: str) -> str:
-    if name not in INSTANCE_CLASSES:
-        raise ValueError(f"unknown instance class {name!r}; known: {', '.join(INSTANCE_CLASSES)}")
-    return name
 
 
 class _Section(BaseModel):
@@ -179,54 +170,6 @@ class HealthConfig(_Section):
     unhealthy_after: Annotated[int, Field(ge=1)] = 2
 
 
-class KvEventsConfig(_Section):
-    """Endpoints of one instance's KV events, where the engine does not tell them (GET /kv_event_sources)."""
-
-    endpoint: str
-    replay_endpoint: str | None = None
-    topic: str = ""
-
-
-class InstanceConfig(_Section):
-    """One engine."""
-
-    id: Annotated[str, Field(min_length=1)]
-    url: str
-    role: Role = Role.MIXED
-    instance_class: str = "llama-3.1-8b-h100"
-    speeds: InstanceSpeeds = InstanceSpeeds()
-    protocol: str = "vllm-nixl"
-    bootstrap_port: Annotated[int, Field(ge=1, le=65535)] = 8998
-    ranks: Annotated[int, Field(ge=1)] = 1
-    block_size: Annotated[int, Field(gt=0)] | None = None
-    location: str = ""
-    fetches_from_peers: bool = False
-    streams_layers: bool = False
-    kv_events: list[KvEventsConfig] | None = None
-    lmcache_servers: list[str] = []
-    api_key: SecretStr | None = None
-
-    @field_validator("instance_class")
-    @classmethod
-    def _known_class(cls, name: str) -> str:
-        return _catalogued(name)
-
-    @field_validator("url")
-    @classmethod
-    def _without_path(cls, url: str) -> str:
-        if not re.fullmatch(r"https?://[^/\s]+/?", url):
-            raise ValueError(f"url {url!r} must look like http://host:port or https://host:port")
-        return url.rstrip("/")
-
-    @model_validator(mode="after")
-    def _one_stream_a_rank(self) -> InstanceConfig:
-        if self.kv_events is not None and len(self.kv_events) != self.ranks:
-            raise ValueError(
-                f"kv_events has {len(self.kv_events)} entries for {self.ranks} ranks; give one a rank"
-            )
-        return self
-
-
 class MasterConfig(_Section):
     """A Mooncake master whose events tell what its pool holds."""
 
@@ -273,7 +216,7 @@ class EmulationConfig(_Section):
     @field_validator("profile")
     @classmethod
     def _known_profile(cls, name: str) -> str:
-        return _catalogued(name)
+        return catalogued(name)
 
     @field_validator("cluster")
     @classmethod
@@ -308,6 +251,7 @@ class Config(BaseSettings):
     tracing: TracingConfig = TracingConfig()
     models: list[ModelConfig] = []
     instances: list[InstanceConfig] = []
+    discovery: DiscoveryConfig = DiscoveryConfig()
     shared_pools: list[SharedPoolConfig] = []
     executors: ExecutorsConfig = ExecutorsConfig()
     tiers: TiersConfig = TiersConfig()

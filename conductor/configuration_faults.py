@@ -15,16 +15,22 @@ class ConfigError(Exception):
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """A line for each problem, with the path of its key; unknown keys come with the one that may be meant."""
-    lines = []
+    return [text for _, text in explain_each(error, model)]
+
+
+def explain_each(error: ValidationError, model: type[BaseModel]) -> list[tuple[tuple[int | str, ...], str]]:
+    """As `explain`, each problem with the place of its key."""
+    found = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
         if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key {key!r}{_suggestion(problem['loc'], model)}")
+            text = f"unknown key {key!r}{_suggestion(problem['loc'], model)}"
         elif problem["type"] == "missing":
-            lines.append(f"{key!r} is required")
+            text = f"{key!r} is required"
         else:
-            lines.append(f"{key!r}: {problem['msg'].removeprefix('Value error, ')}")
-    return lines
+            text = f"{key!r}: {problem['msg'].removeprefix('Value error, ')}"
+        found.append((problem["loc"], text))
+    return found
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -331,6 +331,10 @@ def _happen(scheduler: RecordedScheduler, frame: j.Frame) -> None:
             scheduler.add_instance(_instance(added, instance_class))
         case j.InstanceDrained(instance):
             scheduler.drain_instance(instance)
+        case j.InstanceWithheld(instance, reason):
+            scheduler.withhold_instance(instance, reason)
+        case j.InstanceReadmitted(instance):
+            scheduler.readmit_instance(instance)
         case j.InstanceRemoved(instance):
             scheduler.remove_instance(instance)
         case j.CalibrationReset(class_name):

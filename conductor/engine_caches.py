@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cache_index import CacheIndex, Holder, Namespace, PromptMatcher
 from conductor.cache_lookup import Asked, LookupQuery
 from conductor.cluster import Cluster, InstanceState
-from conductor.config import InstanceConfig
+from conductor.instance_config import InstanceConfig
 from conductor.roster import cache_namespace
 
 

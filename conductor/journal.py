@@ -179,6 +179,15 @@ class InstanceDrained(Event, frozen=True, tag="instance_drained"):
     instance: str
 
 
+class InstanceWithheld(Event, frozen=True, tag="instance_withheld"):
+    instance: str
+    reason: str
+
+
+class InstanceReadmitted(Event, frozen=True, tag="instance_readmitted"):
+    instance: str
+
+
 class InstanceRemoved(Event, frozen=True, tag="instance_removed"):
     instance: str
 
@@ -201,6 +210,8 @@ AnyEvent = (
     | ElsewherePlaced
     | InstanceAdded
     | InstanceDrained
+    | InstanceWithheld
+    | InstanceReadmitted
     | InstanceRemoved
     | CalibrationReset
 )

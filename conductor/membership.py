@@ -10,13 +10,15 @@ import structlog
 
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.cluster import Health, InstanceState, make_instance
-from conductor.config import InstanceConfig
 from conductor.discovery import EventEndpoints
+from conductor.instance_config import InstanceConfig
 from conductor.scheduler import Scheduler
 
 _log = structlog.get_logger(__name__)
 
 _CHECK_S = 0.5
+CONFIGURATION = "configuration"  # the list of instances that a conductor starts with
+REST = "rest"
 
 
 class InstanceWatcher(Protocol):
@@ -69,6 +71,7 @@ class Membership:
         self._scheduler = scheduler
         self._clock = clock
         self._configs = {config.id: config for config in configured}
+        self._sources = dict.fromkeys(self._configs, CONFIGURATION)
         self._deadlines: dict[str, float] = {}  # of instances that drain
         self.watcher: InstanceWatcher | None = None
         self.removed = 0
@@ -77,24 +80,36 @@ class Membership:
         """Of the instances in the cluster now, as far as they were configured."""
         return list(self._configs.values())
 
-    def put(self, config: InstanceConfig) -> bool:
-        """Add an instance, or replace the one of that id; False when nothing had to change.
+    def source_of(self, instance_id: str) -> str | None:
+        """Who brought it: the configuration, the REST API, or what discovered it; None: it is not there."""
+        return self._sources.get(instance_id)
+
+    def usable(self, config: InstanceConfig) -> InstanceState:
+        """The instance of a description, which changes nothing. Raises ValueError for what cannot be one."""
+        instance = instance_of(config)
+        self._scheduler.cluster.topology.location_ids(config.location, config.id)
+        return instance
+
+    def put(self, config: InstanceConfig, source: str = REST) -> bool:
+        """Add an instance, or replace the one of that id; False when nothing had to change but whose it is.
 
         What is placed on a replaced instance runs to its end; its cache is forgotten. Raises ValueError for what
         cannot be an instance; then nothing has changed.
         """
         current = self._scheduler.cluster.get(config.id)
         if current is not None and config == self._configs.get(config.id) and not current.draining:
+            self._sources[config.id] = source
+            self.readmit(config.id)
             return False
-        instance = instance_of(config)
-        self._scheduler.cluster.topology.location_ids(config.location, config.id)
+        instance = self.usable(config)
         if current is not None:
             self.remove(config.id)
         self._scheduler.add_instance(instance)
         self._configs[config.id] = config
+        self._sources[config.id] = source
         if self.watcher is not None:
             self.watcher.watch(instance, endpoints_of(config))
-        _log.info("instance added", instance=config.id, role=str(config.role), url=config.url)
+        _log.info("instance added", instance=config.id, role=str(config.role), url=config.url, source=source)
         return True
 
     def remove(self, instance_id: str) -> None:
@@ -104,6 +119,7 @@ class Membership:
             self.watcher.forget(instance_id)
         self._scheduler.remove_instance(instance_id)
         self._configs.pop(instance_id, None)
+        self._sources.pop(instance_id, None)
         self._deadlines.pop(instance_id, None)
         self.removed += 1
         _log.info("instance removed", instance=instance_id)
@@ -118,6 +134,18 @@ class Membership:
         self._deadlines[instance_id] = self._clock() + within_s
         _log.info("instance drains", instance=instance_id, within_s=within_s)
         return _under_way(instance)
+
+    def withhold(self, instance_id: str, reason: str) -> None:
+        """Place nothing more there until `readmit`; what it has cached is kept. Raises UnknownInstanceError."""
+        if self._known(instance_id).withheld is None:
+            _log.warning("instance is withheld", instance=instance_id, reason=reason)
+        self._scheduler.withhold_instance(instance_id, reason)
+
+    def readmit(self, instance_id: str) -> None:
+        """The end of `withhold`. Raises UnknownInstanceError."""
+        if self._known(instance_id).withheld is not None:
+            _log.info("instance is no longer withheld", instance=instance_id)
+            self._scheduler.readmit_instance(instance_id)
 
     def check_drained(self) -> None:
         """Remove the draining instances that have nothing left to do, or no time, or that are gone anyway."""

@@ -16,6 +16,7 @@ from conductor.discovery import (
     EventEndpoints,
     ProbeError,
     fetch_metrics,
+    key_headers,
     load_endpoints,
     probe,
     stream_configs,
@@ -126,13 +127,14 @@ class ClusterMonitor:
             await asyncio.sleep(self._interval_s)
 
     async def _check(self, instance: InstanceState, client: httpx.AsyncClient) -> None:
-        response = await client.get(f"{instance.url}/health")
+        response = await client.get(f"{instance.url}/health", headers=key_headers(instance))
         if response.status_code != 200:
             raise ProbeError(f"GET /health answered {response.status_code}")
         if instance.health in (Health.STARTING, Health.DOWN):
             await self._bring_up(instance, client)
             return
-        self._report(instance, (await fetch_metrics(client, instance.url, self._clock())).loads)
+        metrics = await fetch_metrics(client, instance.url, self._clock(), key_headers(instance))
+        self._report(instance, metrics.loads)
 
     async def _bring_up(self, instance: InstanceState, client: httpx.AsyncClient) -> None:
         returning = instance.facts is not None

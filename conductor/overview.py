@@ -158,7 +158,7 @@ def _percentiles(of: str, spread: Mapping[int, int]) -> dict[str, float | None]:
 def _candidates(scheduler: Scheduler) -> Iterator[tuple[InstanceState, RankState]]:
     """Ranks that take requests, or finish some."""
     for instance in scheduler.cluster:
-        if instance.health in (Health.UP, Health.SUSPENDED, Health.PROBING, Health.DRAINING):
+        if instance.health in (Health.UP, Health.SUSPENDED, Health.PROBING, Health.WITHHELD, Health.DRAINING):
             for rank in instance.ranks:
                 yield instance, rank
 

@@ -217,6 +217,14 @@ class RecordedScheduler(Scheduler):
         with self._frame.of(j.InstanceDrained(instance_id)):
             super().drain_instance(instance_id)
 
+    def withhold_instance(self, instance_id: str, reason: str) -> None:
+        with self._frame.of(j.InstanceWithheld(instance_id, reason)):
+            super().withhold_instance(instance_id, reason)
+
+    def readmit_instance(self, instance_id: str) -> None:
+        with self._frame.of(j.InstanceReadmitted(instance_id)):
+            super().readmit_instance(instance_id)
+
     def remove_instance(self, instance_id: str) -> None:
         with self._frame.of(j.InstanceRemoved(instance_id)):
             super().remove_instance(instance_id)

@@ -227,6 +227,8 @@ class Scheduler:
         self.cluster.set_facts(instance, facts)
         if instance.draining:
             self.cluster.set_health(instance, Health.DRAINING, "finishes what was placed on it")
+        elif instance.withheld is not None:
+            self.cluster.set_health(instance, Health.WITHHELD, instance.withheld)
         else:
             self.cluster.set_health(instance, Health.UP, "answers its health check")
         instance.circuit = Circuit(suspensions=instance.circuit.suspensions)
@@ -255,8 +257,23 @@ class Scheduler:
         """No new placements; what is under way goes on. Raises KeyError when it is unknown."""
         instance = self.cluster[instance_id]
         instance.draining = True
-        if instance.health in (Health.UP, Health.SUSPENDED, Health.PROBING):
+        if instance.health in (Health.UP, Health.SUSPENDED, Health.PROBING, Health.WITHHELD):
             self.cluster.set_health(instance, Health.DRAINING, "finishes what was placed on it")
+
+    def withhold_instance(self, instance_id: str, reason: str) -> None:
+        """No new placements until `readmit_instance`; its cache is kept. Raises KeyError when it is unknown."""
+        instance = self.cluster[instance_id]
+        instance.withheld = reason
+        if instance.health in (Health.UP, Health.SUSPENDED, Health.PROBING, Health.WITHHELD):
+            self.cluster.set_health(instance, Health.WITHHELD, reason)
+
+    def readmit_instance(self, instance_id: str) -> None:
+        """The end of `withhold_instance`. Raises KeyError when it is unknown."""
+        instance = self.cluster[instance_id]
+        instance.withheld = None
+        if instance.health is Health.WITHHELD:
+            self.cluster.set_health(instance, Health.UP, "is listed as ready again")
+            instance.circuit = Circuit(suspensions=instance.circuit.suspensions)
 
     def remove_instance(self, instance_id: str) -> None:
         """Take an instance out, and forget what it held. Raises KeyError when it is unknown.

@@ -27,6 +27,7 @@ _COMMANDS = {
     "index": "index",
     "top": "top",
     "cache": "cache",
+    "register": "register",
     "config": "config_command",
     "warm": "warm",
 }  # and the modules that they are in: a command starts sooner without what the others import

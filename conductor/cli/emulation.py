@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import structlog
 
 from conductor.cluster_shape import read_cluster_shape
-from conductor.config import EmulationConfig, InstanceConfig
+from conductor.config import EmulationConfig
+from conductor.instance_config import InstanceConfig
 from conductor.placement import Role
 
 _log = structlog.get_logger(__name__)

@@ -31,6 +31,7 @@ from conductor.cache_lookup import make_lookup_router
 from conductor.cache_orders import CacheOrders
 from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
+from conductor.cli.discovery_sources import start_discovery
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.front import Front
@@ -49,13 +50,16 @@ from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker_front import WorkerFront
 from conductor.cluster import Cluster
-from conductor.config import Config, InstanceConfig, ServerConfig, SharedPoolConfig, load_config
+from conductor.config import Config, ServerConfig, SharedPoolConfig, load_config
 from conductor.configuration_faults import ConfigError
 from conductor.configured_admission import make_dispatcher, make_gate
 from conductor.console import make_console_routes
 from conductor.discovery import EventEndpoints, reported_load
+from conductor.discovery.discovered import Discovered
+from conductor.discovery.metrics import DiscoveryCollector
 from conductor.engine_caches import EngineCaches
 from conductor.index_metrics import IndexCollector
+from conductor.instance_config import InstanceConfig
 from conductor.membership import Membership, endpoints_of, instance_of
 from conductor.metrics import ClusterCollector
 from conductor.monitor import ClusterMonitor
@@ -120,11 +124,11 @@ def serve(
         "log": _given(level=log_level),
     }
     config = load_config(config_file, {name: values for name, values in flags.items() if values})
-    shares = config.shared_state.url is not None  # others may bring instances
-    if config.emulation.cluster is None and not config.instances and not shares:
+    others_bring = config.discovery.brings_instances or config.shared_state.url is not None
+    if config.emulation.cluster is None and not config.instances and not others_bring:
         raise ConfigError(
-            "nothing to route to: start an emulated cluster with --emulate 2p2d, "
-            "or list engines under 'instances' in a file given with --config"
+            "nothing to route to: start an emulated cluster with --emulate 2p2d, list engines under 'instances' "
+            "in a file given with --config, or say there under 'discovery' where they are found"
         )
     configure_logs(config.log.level, config.log.format)
     raise_file_limit()
@@ -180,6 +184,7 @@ async def _serve(config: Config) -> None:
             stack.callback(journal.close)
         reservations = Reservations(scheduler, clock, ttl_s=config.scheduling.reservation_ttl_s)
         membership = Membership(scheduler, clock, instances)
+        discovered = Discovered.by_registration(membership, clock, time.time, config.discovery)
         engine_caches = EngineCaches(cluster, index, feeds.prompts, membership.configs, scheduler.aliases)
 
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=to_engines))
@@ -209,11 +214,14 @@ async def _serve(config: Config) -> None:
             scheduler,
             clock,
             reservations=reservations,
-            membership=shared.members(membership),
+            membership=membership,
+            members=shared.members(membership),
             tokenize=PlacementTokens(services.tokens),
             orders=orders,
             streams=feeds,
+            discovered=discovered,
         )
+        registry.register(DiscoveryCollector(discovered.roll))
         registry.register(IndexCollector(index, feeds, snapshots))
         shared.measure(registry)
         app = create_app(
@@ -284,6 +292,7 @@ async def _serve(config: Config) -> None:
         membership.watcher = monitor
         shared.start(scheduler, membership, front.url, instances, feeds)
         stack.push_async_callback(monitor.close)
+        await start_discovery(config.discovery, discovered, clock, stack)
         stack.push_async_callback(front.stop)
         await start_picker(config, services, scheduler, clock, stack)
         console = Console(stderr=True)

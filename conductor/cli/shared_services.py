@@ -17,8 +17,9 @@ from cache_index import save
 from conductor.action_runner import ActionRunner
 from conductor.cache_orders import CacheOrders
 from conductor.cli.event_feeds import EventFeeds
-from conductor.config import Config, InstanceConfig
+from conductor.config import Config
 from conductor.configuration_faults import ConfigError
+from conductor.instance_config import InstanceConfig
 from conductor.membership import Membership
 from conductor.rest.instances import InstanceOrders
 from conductor.scheduler import Scheduler

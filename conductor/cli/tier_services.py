@@ -19,7 +19,7 @@ from conductor.actions import Executor, Prefix
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.tier_sites import TierSites
 from conductor.cluster import Cluster
-from conductor.config import Config, InstanceConfig
+from conductor.config import Config
 from conductor.configuration_faults import ConfigError
 from conductor.executors import (
     DryRunExecutor,
@@ -30,6 +30,7 @@ from conductor.executors import (
     MooncakeExecutor,
     MooncakeStore,
 )
+from conductor.instance_config import InstanceConfig
 from conductor.scheduler import Scheduler
 from conductor.tier_config import MooncakePoolConfig
 from conductor.tier_planner import TierPlanner

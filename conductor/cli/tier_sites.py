@@ -12,7 +12,8 @@ from cache_index.lmcache_keys import CHUNK_TOKENS
 from conductor.actions import Place
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cluster import Cluster
-from conductor.config import Config, InstanceConfig
+from conductor.config import Config
+from conductor.instance_config import InstanceConfig
 from conductor.tier_planner import Site
 
 _log = structlog.get_logger(__name__)

@@ -202,6 +202,8 @@ class Instance(Answer):
     health: str
     health_reason: str
     draining: bool
+    source: str | None
+    registration_expires_in_s: float | None
     models: list[str]
     block_size: int | None
     kv_capacity_blocks: int | None
@@ -215,6 +217,28 @@ class Instance(Answer):
 
 class Instances(Answer):
     instances: list[Instance]
+
+
+class Heartbeat(Answer):
+    id: str
+    expires_in_s: float
+
+
+class DiscoverySource(Answer):
+    """`refused`: what it lists and is left out, and why. `synced_s_ago`: when it was last heard."""
+
+    source: str
+    reads: str
+    instances: list[str]
+    refused: dict[str, str]
+    synced_s_ago: float | None
+    error: str | None
+    failures: int
+    changes: dict[str, int]
+
+
+class Discovery(Answer):
+    sources: list[DiscoverySource]
 
 
 class InstanceRemoval(Answer):
@@ -343,7 +367,7 @@ class Actions(Answer):
 
 _ERRORS = {
     404: "It does not exist; the message says what does.",
-    409: "It has ended already; the message says how.",
+    409: "It has ended already, or is another's; the message says how.",
     422: "A field is missing, unknown or out of range; `param` names it.",
     429: "Admission turned the request away; `retry-after` says when to come back, the message why.",
     503: "No instance can take the request now; `retry-after` is set.",

@@ -10,7 +10,8 @@ from pydantic import ConfigDict
 
 from cache_index import Holder, Tier
 from conductor.cluster import InstanceState
-from conductor.config import InstanceConfig
+from conductor.discovery.registrations import NotRegisteredError, Registrations, TakenError
+from conductor.instance_config import InstanceConfig
 from conductor.membership import UnknownInstanceError
 from conductor.rest import answers
 from conductor.rest.bodies import documented_body, invalid, parsed
@@ -28,6 +29,10 @@ class InstanceOrders(Protocol):
 
     def drain(self, instance_id: str, within_s: float) -> int: ...
 
+    def usable(self, config: InstanceConfig) -> InstanceState: ...
+
+    def source_of(self, instance_id: str) -> str | None: ...
+
 
 class InstanceBody(InstanceConfig):
     """An instance as an entry of `instances:` in the configuration; its `id` is the one of the path."""
@@ -44,7 +49,10 @@ class InstanceBody(InstanceConfig):
 
 
 def make_instance_routes(
-    scheduler: Scheduler, clock: Callable[[], float], membership: InstanceOrders
+    scheduler: Scheduler,
+    clock: Callable[[], float],
+    membership: InstanceOrders,
+    registrations: Registrations,
 ) -> APIRouter:
     """`/instances` and below."""
     router = APIRouter(prefix="/instances", tags=["instances"])
@@ -57,7 +65,12 @@ def make_instance_routes(
 
     def description(instance: InstanceState, held: _Held) -> dict[str, Any]:
         scale = scheduler.calibration(instance.instance_class).prefill.factor
-        return _describe(instance, scale, held, clock())
+        source = membership.source_of(instance.instance_id)
+        expires_in_s = registrations.expires_in_s(instance.instance_id)
+        return _describe(instance, scale, held, clock()) | {
+            "source": source,
+            "registration_expires_in_s": None if expires_in_s is None else round(expires_in_s, 3),
+        }
 
     @router.get("", summary="All instances", **answers.documented(answers.Instances))
     async def instances() -> Response:
@@ -75,28 +88,61 @@ def make_instance_routes(
         "/{instance_id}",
         summary="Add or replace an instance",
         **{
-            **answers.documented(answers.Instance, 422, text="It was there already, as described."),
+            **answers.documented(answers.Instance, 409, 422, text="It was there already, as described."),
             "responses": {
-                **answers.documented(answers.Instance, 422)["responses"],
+                **answers.documented(answers.Instance, 409, 422)["responses"],
                 201: {"model": answers.Instance, "description": "It was added, or replaced another."},
             },
         },
         openapi_extra=documented_body(InstanceBody),
     )
-    async def put(instance_id: str, request: Request) -> Response:
+    async def put(
+        instance_id: str,
+        request: Request,
+        ttl_s: Annotated[
+            float | None,
+            Query(
+                gt=0,
+                le=3_600,
+                description="Register it for so long: it stays as long as it is put again, or sends heartbeats.",
+            ),
+        ] = None,
+    ) -> Response:
         """It is a candidate once it has answered its probe. The same description again changes nothing; another
         one replaces the instance: what is placed there runs to its end, and what it cached is forgotten. Without
-        shared state it is not kept over a restart: the configuration file is what a conductor starts with."""
+        shared state it is not kept over a restart: the configuration file is what a conductor starts with. With
+        `ttl_s` it is registered: silent for that long, it gets no more requests; silent for longer, it leaves."""
         body = parsed(InstanceBody, await request.body())
         if body.id not in ("", instance_id):
             raise invalid("id", f"is {body.id!r} here and {instance_id!r} in the path; leave it out")
         config = InstanceConfig(**{**body.model_dump(), "id": instance_id})
         try:
-            changed = membership.put(config)
+            membership.usable(config)
         except ValueError as error:
             raise invalid("url" if "url" in str(error) else "location", str(error)) from None
+        if ttl_s is None:
+            changed = membership.put(config)
+            registrations.forget(instance_id)
+        else:
+            try:
+                changed = registrations.register(config, ttl_s)
+            except TakenError as error:
+                raise HTTPException(409, str(error)) from None
         held = scheduler.index.stats().residencies_by_holder
         return answers.json_answer(description(known(instance_id), held), 201 if changed else 200)
+
+    @router.post(
+        "/{instance_id}/heartbeat",
+        summary="A registered instance is alive",
+        **answers.documented(answers.Heartbeat, 404),
+    )
+    async def heartbeat(instance_id: str) -> Response:
+        """Its time to live begins anew. 404: it has to be registered again (`PUT` with `ttl_s`)."""
+        try:
+            expires_in_s = registrations.heartbeat(instance_id)
+        except NotRegisteredError as error:
+            raise HTTPException(404, str(error)) from None
+        return answers.json_answer({"id": instance_id, "expires_in_s": expires_in_s})
 
     @router.delete(
         "/{instance_id}",
@@ -113,6 +159,7 @@ def make_instance_routes(
         ] = 600.0,
     ) -> Response:
         """Without `drain` it is gone at once. Requests that run there are not cut off in either case."""
+        registrations.forget(instance_id)
         try:
             if drain:
                 left = membership.drain(instance_id, deadline_s)

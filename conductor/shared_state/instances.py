@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from conductor.config import InstanceConfig
+from conductor.instance_config import InstanceConfig
 
 KEPT_S = 86_400.0  # entries of instances that are gone
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from conductor.config import InstanceConfig
+from conductor.cluster import InstanceState
+from conductor.instance_config import InstanceConfig
 from conductor.membership import Membership
 from conductor.scheduler import Scheduler
 from conductor.shared_state.instances import Entry, Standing, described
@@ -24,6 +25,14 @@ class SharedMembers:
         self._membership = membership
         self._tell = tell
         self._wall = wall
+
+    def usable(self, config: InstanceConfig) -> InstanceState:
+        """As `Membership.usable`."""
+        return self._membership.usable(config)
+
+    def source_of(self, instance_id: str) -> str | None:
+        """As `Membership.source_of`."""
+        return self._membership.source_of(instance_id)
 
     def put(self, config: InstanceConfig) -> bool:
         """As `Membership.put`."""

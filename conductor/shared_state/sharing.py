@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from conductor.admission import dump_output_lengths
-from conductor.config import InstanceConfig
+from conductor.instance_config import InstanceConfig
 from conductor.membership import Membership
 from conductor.scheduler import Scheduler
 from conductor.shared_state import instances as registry

@@ -160,6 +160,21 @@ def test_a_draining_instance_stays_one() -> None:
     assert s.cluster["m0"].health is Health.DRAINING
 
 
+@pytest.mark.parametrize("how", ["draining", "withheld"])
+def test_who_is_to_get_no_requests_is_not_suspended_by_the_one_that_tries(how: str) -> None:
+    """A suspension would end with another request."""
+    s = suspended(scheduler("mm"))
+    probe = s.place(request(excluded=frozenset({"m1"})), PAUSE_S)
+    if how == "draining":
+        s.drain_instance("m0")
+    else:
+        s.withhold_instance("m0", "its pod is not ready")
+    s.failed(probe.placement_id, PAUSE_S + 1, InstanceFailure("m0", FailureKind.ERROR, "HTTP 500"))
+    assert s.cluster["m0"].health == how
+    assert s.place(request(), 10 * LONGEST_S).prefill.instance_id == "m1"
+    s.check_invariants()
+
+
 def test_a_placement_elsewhere_says_why() -> None:
     s = scheduler("mm")
     for number in range(POLICY.after_failures):

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from conductor.config import Config, InstanceConfig, load_config
+from conductor.config import Config, load_config
 from conductor.configuration_faults import ConfigError
+from conductor.instance_config import InstanceConfig
 from conductor.membership import instance_of
 from conductor.placement import Role
 
@@ -103,7 +104,7 @@ def _keys(section: type[BaseModel], prefix: str = "") -> list[str]:
             if hasattr(a, "model_fields")
         ]
         is_list = str(field.annotation).startswith("list")
-        if nested and name != "kv_events":
+        if nested and name not in ("kv_events", "instance"):
             keys += _keys(nested[0], f"{prefix}{name}{'[]' if is_list else ''}.")
         else:
             keys.append(prefix + name)

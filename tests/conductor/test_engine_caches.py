@@ -16,8 +16,8 @@ from cache_index.lmcache_directory import LMCacheDirectory
 from cache_index.lmcache_keys import KvRank, index_key
 from cache_index.lmcache_objects import ChunkObject, LMCacheServer, ObjectBatch
 from conductor.cache_lookup import make_lookup_router
-from conductor.config import InstanceConfig
 from conductor.engine_caches import EngineCaches
+from conductor.instance_config import InstanceConfig
 from conductor.prefix_lookup import IndexLookup
 
 PROMPT = request(600)

@@ -5,8 +5,8 @@ from pydantic import ValidationError
 
 from cache_index import Tier
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.config import InstanceConfig
 from conductor.costs import Speed
+from conductor.instance_config import InstanceConfig
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.membership import instance_of
 

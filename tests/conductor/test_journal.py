@@ -161,7 +161,9 @@ class RecordedMachine(RuleBasedStateMachine):
 
     @rule(
         instance=st.sampled_from(["p0", "p1", "d2", "d3", "m4", "p9"]),
-        what=st.sampled_from(["up", "down", "load", "elsewhere", "drain", "remove", "add", "reset"]),
+        what=st.sampled_from(
+            ["up", "down", "load", "elsewhere", "drain", "withhold", "readmit", "remove", "add", "reset"]
+        ),
         usage=st.floats(0, 1),
     )
     def change(self, instance: str, what: str, usage: float) -> None:
@@ -183,6 +185,10 @@ class RecordedMachine(RuleBasedStateMachine):
             scheduler.placed_elsewhere({Holder(instance): others} if usage > 0.2 else {})
         elif known and what == "drain":
             scheduler.drain_instance(instance)
+        elif known and what == "withhold":
+            scheduler.withhold_instance(instance, "its pod is not ready")
+        elif known and what == "readmit":
+            scheduler.readmit_instance(instance)
         elif known and what == "remove" and len(scheduler.cluster) > 1:
             scheduler.remove_instance(instance)
 

@@ -27,6 +27,7 @@ COMMANDS = [
     "index",
     "top",
     "cache",
+    "register",
     "config",
     "warm",
 ]
@@ -62,6 +63,8 @@ def test_the_version_is_printed() -> None:
             "'4p' is no cluster shape: neither a number of mixed instances (8)",
         ),
         (["experiment", "run", "all"], "there is no experiment 'all'"),
+        (["register", "e", "10.0.0.1:8000"], "url '10.0.0.1:8000' must look like http://host:port"),
+        (["register", "e", "http://x:1", "--set", "rnks=2"], "unknown key 'rnks'; did you mean 'ranks'?"),
     ],
 )
 def test_mistakes_are_one_clear_message(arguments: list[str], said: str) -> None:

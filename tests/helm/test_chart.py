@@ -64,6 +64,8 @@ def test_everything_can_be_switched_on() -> None:
         "PodDisruptionBudget",
         "PrometheusRule",
         "RedisService",
+        "Role",
+        "RoleBinding",
         "Service",
         "ServiceAccount",
         "ServiceMonitor",
@@ -86,8 +88,8 @@ def test_conductor_takes_the_file(variant: str, tmp_path: Path, monkeypatch: pyt
             monkeypatch.setenv(each["name"], _engine_list(variant) if is_list else f"value-of-{each['name']}")
     config = load_config(configuration(objects, tmp_path))
     assert config.server.host == "0.0.0.0"
-    assert config.instances or config.emulation.cluster
-    assert bool(config.instances) != bool(config.emulation.cluster)
+    from_somewhere = [config.instances, config.emulation.cluster, config.discovery.brings_instances]
+    assert [bool(each) for each in from_somewhere].count(True) == 1
     if values.get("secret", {}).get("adminTokenKey"):
         ring = make_rest_ring(config, os.environ)
         assert ring is not None
@@ -174,7 +176,10 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
         ({"config": {"shared_state": {"url": "redis://:s3cret@r"}}}, "sharedState.urlKey"),
         ({"sharedState": {"enabled": True}}, "needs secret.name"),
         ({"sharedState": {"redis": {"enabled": True}}}, "needs sharedState.enabled"),
-        ({"secret": {"name": "keys"}, "sharedState": {"enabled": True, "urlKey": "u"}}, "secret.adminTokenKey"),
+        (
+            {"secret": {"name": "keys"}, "sharedState": {"enabled": True, "urlKey": "u"}},
+            "secret.adminTokenKey",
+        ),
         (
             {"secret": {"name": "keys", "adminTokenKey": "a"}, "sharedState": {"enabled": True}},
             "either urlKey",
@@ -185,6 +190,16 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
                 "sharedState": {"enabled": True, "redis": {"enabled": True}},
             },
             "passwordKey is required",
+        ),
+        (
+            {
+                "config": {
+                    "discovery": {
+                        "kubernetes": {"pods": [{"selector": "a=b", "instance": {"api_key": "s3cret"}}]}
+                    }
+                }
+            },
+            "CONDUCTOR_DISCOVERY",
         ),
         ({"secret": {"adminTokenKey": "admin"}}, "secret.name is required"),
         (
@@ -260,10 +275,14 @@ def test_a_changed_configuration_rolls() -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_pod_may_do_nothing_that_it_need_not(variant: str) -> None:
     objects = render(VARIANTS[variant])
-    assert not {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & set(objects)
     pod = objects["Deployment"]["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["automountServiceAccountToken"] is False
+    assert objects["ServiceAccount"]["automountServiceAccountToken"] is False
+    asks = "kubernetes" in VARIANTS[variant].get("config", {}).get("discovery", {})
+    assert pod["automountServiceAccountToken"] is asks
+    assert {"Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"} & set(objects) == (
+        {"Role", "RoleBinding"} if asks else set()
+    )
     assert pod["enableServiceLinks"] is False
     for each in [*pod["initContainers"], *pod["containers"]]:
         assert each["securityContext"] == {
@@ -273,6 +292,45 @@ def test_the_pod_may_do_nothing_that_it_need_not(variant: str) -> None:
         }
     volumes = {each["name"] for each in pod["volumes"]}
     assert {each["name"] for each in container(objects)["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "kinds"),
+    [
+        ([None], {"Role", "RoleBinding"}),
+        ([None, "gpu"], {"Role", "RoleBinding", "Role of gpu", "RoleBinding of gpu"}),
+        (["gpu"], {"Role of gpu", "RoleBinding of gpu"}),
+        ([None, "*"], {"ClusterRole", "ClusterRoleBinding"}),
+    ],
+)
+def test_pods_may_be_watched_where_they_are_looked_for(namespaces: list[str | None], kinds: set[str]) -> None:
+    pods = [
+        {"selector": "app=vllm"} | ({} if namespace is None else {"namespace": namespace})
+        for namespace in namespaces
+    ]
+    config = {"discovery": {"kubernetes": {"pods": pods}}}
+    objects = render({"config": config})
+    assert {kind for kind in objects if "Role" in kind} == kinds
+    for kind in kinds:
+        each = objects[kind]
+        if "Binding" in kind:
+            assert each["subjects"] == [{"kind": "ServiceAccount", "name": "conductor", "namespace": "llm"}]
+            assert each["roleRef"]["kind"] == kind.split()[0].removesuffix("Binding")
+        else:
+            assert each["rules"] == [
+                {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+            ]
+    for values in (
+        {"config": config, "rbac": {"create": False}},
+        {"config": {"discovery": {"kubernetes": {"pods": pods, "kubeconfig": "/etc/kubeconfig"}}}},
+    ):
+        assert not [kind for kind in render(values) if "Role" in kind]
+
+
+def test_nothing_is_emulated_where_engines_are_found() -> None:
+    for source in ({"registration": {}}, {"file": {"path": "/etc/engines.yaml"}}):
+        config = yaml.safe_load(render({"config": {"discovery": source}})["ConfigMap"]["data"]["config.yaml"])
+        assert "emulation" not in config
 
 
 def test_selectors_find_the_pods() -> None:
@@ -296,7 +354,9 @@ def test_selectors_find_the_pods() -> None:
 
 def test_replicas_find_redis_and_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = {"name": "keys", "adminTokenKey": "admin"}
-    own = render({"secret": secret, "sharedState": {"enabled": True, "redis": {"enabled": True, "passwordKey": "p"}}})
+    own = render(
+        {"secret": secret, "sharedState": {"enabled": True, "redis": {"enabled": True, "passwordKey": "p"}}}
+    )
     variables = {each["name"]: each for each in container(own)["env"]}
     url = variables["CONDUCTOR_SHARED_STATE__URL"]["value"]
     assert url == "redis://:$(REDIS_PASSWORD)@conductor-redis:6379/0"

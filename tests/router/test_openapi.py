@@ -21,9 +21,9 @@ from conductor.action_runner import ActionRunner
 from conductor.cache_lookup import make_lookup_router
 from conductor.cache_orders import CacheOrders
 from conductor.cache_rest import make_cache_router
-from conductor.config import InstanceConfig
 from conductor.engine_caches import EngineCaches
 from conductor.executors import DryRunExecutor
+from conductor.instance_config import InstanceConfig
 from conductor.membership import Membership
 from conductor.placement import TokenSource
 from conductor.rest import Reservations, TokenizedPrompt, make_rest_router

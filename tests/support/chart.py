@@ -13,6 +13,7 @@ CHART = ROOT / "helm" / "conductor"
 EXAMPLES = {path.stem: path for path in sorted((CHART / "examples").glob("*.yaml"))}
 _APART = {"dashboard.yaml": "Dashboard", "redis-service.yaml": "RedisService"}  # second ones of a kind
 EVERYTHING: dict[str, Any] = {
+    "config": {"discovery": {"kubernetes": {"pods": [{"selector": "app=vllm"}]}}},
     "secret": {"name": "keys", "adminTokenKey": "admin", "env": {"CHAT_KEY": "chat"}},
     "podDisruptionBudget": {"enabled": True},
     "autoscaling": {
@@ -51,7 +52,8 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def render(values: dict[str, Any], *, name: str = "conductor") -> dict[str, dict[str, Any]]:
-    """Objects by kind; the dashboard's ConfigMap is under ``Dashboard``, Redis' Service under ``RedisService``.
+    """Objects by kind, and the namespace where that is another; the dashboard's ConfigMap is under ``Dashboard``,
+    Redis' Service under ``RedisService``.
 
     Raises HelmError.
     """
@@ -61,8 +63,9 @@ def render(values: dict[str, Any], *, name: str = "conductor") -> dict[str, dict
             if path.endswith(".yaml"):
                 for each in yaml.safe_load_all(text):
                     if each is not None:
-                        file = path.rpartition("/")[2]
-                        kind = _APART.get(file, each["kind"])
+                        kind = _APART.get(path.rpartition("/")[2], each["kind"])
+                        elsewhere = each["metadata"].get("namespace", "llm")
+                        kind = kind if elsewhere == "llm" else f"{kind} of {elsewhere}"
                         assert kind not in objects
                         objects[kind] = each
     return objects

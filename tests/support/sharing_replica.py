@@ -9,7 +9,7 @@ from redis_process import RedisProcess
 
 from cache_index import CacheIndex
 from conductor.cluster import Cluster
-from conductor.config import InstanceConfig
+from conductor.instance_config import InstanceConfig
 from conductor.membership import Membership, instance_of
 from conductor.placement import Objectives
 from conductor.policies import make_policy

@@ -39,9 +39,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- /* Whether the process runs emulated engines of its own because nobody named others. */ -}}
 {{- define "conductor.emulated" -}}
 {{- $emulation := .Values.config.emulation | default dict -}}
-{{- if not (or .Values.config.instances .Values.secret.instancesKey $emulation.cluster) -}}
-{{- required "config.instances is empty: list the engines there, or in a Secret with secret.instancesKey" .Values.emulateWithoutInstances -}}
+{{- $discovery := .Values.config.discovery | default dict -}}
+{{- $discovered := or $discovery.file $discovery.kubernetes (hasKey $discovery "registration") -}}
+{{- if not (or .Values.config.instances .Values.secret.instancesKey $emulation.cluster $discovered) -}}
+{{- required "config.instances is empty: list the engines there, or in a Secret with secret.instancesKey, or say in config.discovery where they are found" .Values.emulateWithoutInstances -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* "yes" where the process asks the API server for pods with the service account's token. */ -}}
+{{- define "conductor.asksForPods" -}}
+{{- $kubernetes := (.Values.config.discovery | default dict).kubernetes | default dict -}}
+{{- if and $kubernetes.pods (not $kubernetes.kubeconfig) -}}yes{{- end -}}
 {{- end -}}
 
 {{- /* The file of `conductor serve --config`. Keys and tokens are refused: anybody who reads ConfigMaps would have them. */ -}}
@@ -56,6 +64,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- range $config.api_keys -}}
 {{- if .key -}}
 {{- fail (printf "config.api_keys: the key of %q would be in a ConfigMap: give key_env here and the variable in secret.env" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range (($config.discovery | default dict).kubernetes | default dict).pods -}}
+{{- if (.instance | default dict).api_key -}}
+{{- fail (printf "config.discovery.kubernetes.pods: the api_key of %q would be in a ConfigMap: give the whole of discovery as JSON in the variable CONDUCTOR_DISCOVERY, with extraEnv from a Secret" .selector) -}}
 {{- end -}}
 {{- end -}}
 {{- range $config.instances -}}

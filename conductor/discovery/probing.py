@@ -9,6 +9,7 @@ documentation.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,6 +37,9 @@ _FIELD_OF_GAUGE = {
     "sglang:token_usage": "kv_usage",
 }
 _WANTED_GAUGES = tuple(f"{gauge}{{" for gauge in (*_FIELD_OF_GAUGE, _CACHE_CONFIG))
+
+
+Headers = Mapping[str, str]
 
 
 class ProbeError(Exception):
@@ -76,9 +80,17 @@ class EngineMetrics:
     kv_capacity_blocks: int | None
 
 
-async def fetch_models(client: httpx.AsyncClient, url: str) -> tuple[ServedModel, ...]:
+def key_headers(instance: InstanceState) -> dict[str, str]:
+    """The engine's own key, where it has one: without it vLLM and SGLang do not even list their models."""
+    key = instance.ranks[0].target.api_key
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+async def fetch_models(
+    client: httpx.AsyncClient, url: str, headers: Headers | None = None
+) -> tuple[ServedModel, ...]:
     """Models and LoRA adapters of an engine. Raises ProbeError or httpx.HTTPError."""
-    response = await client.get(f"{url}/v1/models")
+    response = await client.get(f"{url}/v1/models", headers=headers)
     if response.status_code != 200:
         raise ProbeError(f"GET /v1/models answered {response.status_code}")
     try:
@@ -98,9 +110,11 @@ async def fetch_models(client: httpx.AsyncClient, url: str) -> tuple[ServedModel
     return models
 
 
-async def fetch_event_endpoints(client: httpx.AsyncClient, url: str) -> dict[int, EventEndpoints]:
+async def fetch_event_endpoints(
+    client: httpx.AsyncClient, url: str, headers: Headers | None = None
+) -> dict[int, EventEndpoints]:
     """KV event endpoints by rank; empty when the engine does not publish. A host of `*` is the engine's own."""
-    response = await client.get(f"{url}/kv_event_sources")
+    response = await client.get(f"{url}/kv_event_sources", headers=headers)
     if response.status_code != 200:
         return {}
     host = urlsplit(url).hostname or "127.0.0.1"
@@ -119,13 +133,15 @@ async def fetch_event_endpoints(client: httpx.AsyncClient, url: str) -> dict[int
         raise ProbeError(f"GET /kv_event_sources has an unknown shape: {error!r}") from None
 
 
-async def fetch_server_info(client: httpx.AsyncClient, url: str) -> ServerInfo:
+async def fetch_server_info(
+    client: httpx.AsyncClient, url: str, headers: Headers | None = None
+) -> ServerInfo:
     """SGLang's KV event and load endpoints; nothing when the engine is another or does not publish.
 
     Every data-parallel rank publishes on ports of its own, one apart.
     """
     nothing = ServerInfo({}, None, None)
-    response = await client.get(f"{url}/server_info")
+    response = await client.get(f"{url}/server_info", headers=headers)
     if response.status_code != 200:
         return nothing
     host = urlsplit(url).hostname or "127.0.0.1"
@@ -170,7 +186,9 @@ async def fetch_polled_events(client: httpx.AsyncClient, url: str, ranks: int) -
     return {rank: EventEndpoints(endpoint=url, replay_endpoint=None, topic="") for rank in range(ranks)}
 
 
-async def fetch_metrics(client: httpx.AsyncClient, url: str, now_s: float) -> EngineMetrics:
+async def fetch_metrics(
+    client: httpx.AsyncClient, url: str, now_s: float, headers: Headers | None = None
+) -> EngineMetrics:
     """Load gauges and cache configuration; all unknown when the engine serves no /metrics.
 
     An engine that does not answer in time counts as one that says nothing: TensorRT-LLM waits seconds for an
@@ -178,7 +196,7 @@ async def fetch_metrics(client: httpx.AsyncClient, url: str, now_s: float) -> En
     """
     nothing = EngineMetrics({}, None, None)
     try:
-        response = await client.get(f"{url}/metrics")
+        response = await client.get(f"{url}/metrics", headers=headers)
     except httpx.ReadTimeout:
         return nothing
     if response.status_code != 200:
@@ -239,12 +257,13 @@ async def probe(
     client: httpx.AsyncClient, instance: InstanceState, now_s: float
 ) -> tuple[EngineFacts, dict[int, EventEndpoints], EngineMetrics]:
     """Everything an engine says of itself. Raises ProbeError or httpx.HTTPError."""
-    models = await fetch_models(client, instance.url)
-    endpoints = await fetch_event_endpoints(client, instance.url)
-    metrics = await fetch_metrics(client, instance.url, now_s)
+    headers = key_headers(instance)
+    models = await fetch_models(client, instance.url, headers)
+    endpoints = await fetch_event_endpoints(client, instance.url, headers)
+    metrics = await fetch_metrics(client, instance.url, now_s, headers)
     block_size, capacity_blocks = metrics.block_size, metrics.kv_capacity_blocks
     if not endpoints and block_size is None:
-        info = await fetch_server_info(client, instance.url)
+        info = await fetch_server_info(client, instance.url, headers)
         endpoints, block_size, capacity_blocks = info.endpoints, info.block_size, info.kv_capacity_blocks
     if not endpoints:
         endpoints = await fetch_polled_events(client, instance.url, len(instance.ranks))

@@ -96,6 +96,7 @@ class FakeEngine:
             "/metrics": METRICS,
         }
         self.polled_events: list[dict[str, object]] | None = None  # a list makes it a TensorRT-LLM server
+        self.key: str | None = None  # without which nothing but /health is answered
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -128,6 +129,8 @@ class FakeEngine:
         return web.Response(status=self.health)
 
     async def _get(self, request: web.Request) -> web.Response:
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            return web.Response(status=401)
         answer = self.answers.get(request.path)
         if answer is None:
             return web.Response(status=404)
@@ -148,8 +151,9 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def _instance(url: str, ranks: int = 1):
+def _instance(url: str, ranks: int = 1, api_key: str | None = None):
     return make_instance(
+        api_key=api_key,
         instance_id="a",
         url=url,
         role=Role.MIXED,
@@ -157,6 +161,19 @@ def _instance(url: str, ranks: int = 1):
         protocol="vllm-nixl",
         ranks=ranks,
     )
+
+
+async def test_an_engine_with_a_key_is_asked_with_it(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+    engine.key = "s3cret"
+    with pytest.raises(ProbeError, match="GET /v1/models answered 401"):
+        await probe(client, _instance(engine.url), now_s=5.0)
+    facts, endpoints, metrics = await probe(client, _instance(engine.url, api_key="s3cret"), now_s=5.0)
+    assert (facts.base_model, facts.block_size, facts.publishes_events) == ("tiny", 32, True)
+    assert metrics.loads[0].running == 3
+    del engine.answers["/kv_event_sources"], engine.answers["/metrics"]
+    engine.answers["/server_info"] = SERVER_INFO
+    facts, endpoints, metrics = await probe(client, _instance(engine.url, api_key="s3cret"), now_s=5.0)
+    assert (facts.block_size, set(endpoints)) == (16, {0, 1})
 
 
 async def test_an_engine_tells_everything_without_configuration(

@@ -1,0 +1,34 @@
+"""The sources of instances that the configuration asks for, as `conductor serve` runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+from conductor.discovery.discovered import Discovered
+from conductor.discovery.instance_file import WatchedInstanceFile
+from conductor.discovery_config import DiscoveryConfig
+
+
+async def start_discovery(
+    config: DiscoveryConfig, discovered: Discovered, clock: Callable[[], float], stack: AsyncExitStack
+) -> None:
+    """Follow every source until the stack is closed. Raises ConfigError for one that cannot even be tried."""
+    keepers: list[Coroutine[Any, Any, None]] = [discovered.registrations.expire_forever()]
+    if config.file is not None:
+        file = WatchedInstanceFile(config.file.path, discovered.roll, check_s=config.file.check_s)
+        file.check()
+        keepers.append(file.check_forever())
+    if config.kubernetes is not None:
+        # Its client takes most of a second to import, which only those pay who use it.
+        from conductor.discovery.kubernetes.api import PodApi
+        from conductor.discovery.kubernetes.watching import KubernetesPods
+
+        api = await stack.enter_async_context(await PodApi.connect(config.kubernetes))
+        pods = KubernetesPods(config.kubernetes, api, discovered.roll, clock=clock, draw=random.Random())
+        keepers.append(pods.follow())
+    for keeper in keepers:
+        stack.callback(asyncio.create_task(keeper).cancel)
