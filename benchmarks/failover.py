@@ -4,7 +4,7 @@
 A client goes on to the next router when one refuses its connection, as behind a load balancer. Counted are answers
 that were *lost* or came *twice* (tokens that were asked for and did not come, or more of them), beyond the streams
 that ran through the killed router or on the killed engine; *resumed* is the longest time to the first byte of any
-request that was begun within three seconds after the kill, with the decision and all that the fault delayed; *leader*
+request that was begun within three seconds after the kill, with all that the fault delayed; *leader*
 is how long nobody led. At the end both conductors' indexes are compared, residency by residency.
 """
 
