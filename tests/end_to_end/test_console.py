@@ -19,7 +19,9 @@ from playwright.sync_api import Browser, Page, expect
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="chromium is not installed: make browser (Debian: apt-get install chromium)"
+    ),
 ]
 SYSTEM = "You answer questions about caches, in one sentence each. " * 40
 KEY = "console-key-9a8b7c"
