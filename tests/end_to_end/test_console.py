@@ -19,6 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(180),  # some start two servers and a browser
     pytest.mark.skipif(
         CHROMIUM is None, reason="chromium is not installed: make browser (Debian: apt-get install chromium)"
     ),

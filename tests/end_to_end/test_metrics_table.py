@@ -107,6 +107,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[FrontDoor]]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)  # starts two servers
 def test_the_table_is_the_registry(doors: list[FrontDoor]) -> None:
     registry = CollectorRegistry()
     registry.register(RegistrationCollector(lambda: 0))  # of `conductor index`

@@ -63,11 +63,13 @@ def test_everything_can_be_switched_on() -> None:
         "NetworkPolicy",
         "PodDisruptionBudget",
         "PrometheusRule",
+        "RedisService",
         "Role",
         "RoleBinding",
         "Service",
         "ServiceAccount",
         "ServiceMonitor",
+        "StatefulSet",
     }
     assert "PersistentVolumeClaim" in render({"persistence": {"enabled": True}})
     assert "PersistentVolumeClaim" not in render({"persistence": {"enabled": True, "existingClaim": "mine"}})
@@ -171,6 +173,24 @@ def test_every_value_is_in_the_schema_and_in_the_readme() -> None:
             {"config": {"instances": [{"id": "a", "url": "http://a:1", "api_key": "s3cret"}]}},
             "secret.instancesKey",
         ),
+        ({"config": {"shared_state": {"url": "redis://:s3cret@r"}}}, "sharedState.urlKey"),
+        ({"sharedState": {"enabled": True}}, "needs secret.name"),
+        ({"sharedState": {"redis": {"enabled": True}}}, "needs sharedState.enabled"),
+        (
+            {"secret": {"name": "keys"}, "sharedState": {"enabled": True, "urlKey": "u"}},
+            "secret.adminTokenKey",
+        ),
+        (
+            {"secret": {"name": "keys", "adminTokenKey": "a"}, "sharedState": {"enabled": True}},
+            "either urlKey",
+        ),
+        (
+            {
+                "secret": {"name": "keys", "adminTokenKey": "a"},
+                "sharedState": {"enabled": True, "redis": {"enabled": True}},
+            },
+            "passwordKey is required",
+        ),
         (
             {
                 "config": {
@@ -221,7 +241,7 @@ def test_keys_are_references_to_the_secret(variant: str) -> None:
     secret = VARIANTS[variant].get("secret")
     if secret is None:
         return
-    text = json.dumps([each for kind, each in objects.items() if kind != "Deployment"])
+    text = json.dumps([each for kind, each in objects.items() if kind not in ("Deployment", "StatefulSet")])
     assert secret["name"] not in text
     variables = {each["name"]: each for each in container(objects)["env"]}
     wanted = {
@@ -328,7 +348,39 @@ def test_selectors_find_the_pods() -> None:
     assert {each["metadata"]["name"] for each in objects.values()} == {
         "west-conductor",
         "west-conductor-dashboard",
+        "west-conductor-redis",
     }
+
+
+def test_replicas_find_redis_and_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = {"name": "keys", "adminTokenKey": "admin"}
+    own = render(
+        {"secret": secret, "sharedState": {"enabled": True, "redis": {"enabled": True, "passwordKey": "p"}}}
+    )
+    variables = {each["name"]: each for each in container(own)["env"]}
+    url = variables["CONDUCTOR_SHARED_STATE__URL"]["value"]
+    assert url == "redis://:$(REDIS_PASSWORD)@conductor-redis:6379/0"
+    names = [each["name"] for each in container(own)["env"]]
+    assert names.index("REDIS_PASSWORD") < names.index("CONDUCTOR_SHARED_STATE__URL")
+    assert own["RedisService"]["metadata"]["name"] == "conductor-redis"
+    pods = own["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert own["RedisService"]["spec"]["selector"].items() <= pods.items()
+    assert not own["Service"]["spec"]["selector"].items() <= pods.items()
+    values = {"REDIS_PASSWORD": "pw", "POD_IP": "10.0.0.9", "CONDUCTOR_SHARED_STATE__REPLICA": "pod-0"}
+    for name, each in variables.items():
+        if name.startswith("CONDUCTOR_") and "value" in each:
+            text = each["value"]
+            for inner, value in values.items():
+                text = text.replace(f"$({inner})", value)
+            monkeypatch.setenv(name, text)
+    shared = load_config(configuration(own, tmp_path)).shared_state
+    assert shared.url is not None
+    assert shared.url.get_secret_value() == "redis://:pw@conductor-redis:6379/0"
+    assert (shared.advertise_url, shared.namespace) == ("http://10.0.0.9:8000", "llm.conductor")
+    there = render({"secret": secret, "sharedState": {"enabled": True, "urlKey": "redis-url"}})
+    assert "StatefulSet" not in there and "RedisService" not in there
+    variables = {each["name"]: each for each in container(there)["env"]}
+    assert variables["CONDUCTOR_SHARED_STATE__URL"]["valueFrom"]["secretKeyRef"]["key"] == "redis-url"
 
 
 def test_probes_follow_tls() -> None:
@@ -390,16 +442,18 @@ def test_the_gateway_example_fits_together(tmp_path: Path) -> None:
     folder = ROOT / "examples" / "gateway-api"
     objects = render(yaml.safe_load((folder / "values.yaml").read_text()))
     applied = {each["kind"]: each for each in yaml.safe_load_all((folder / "vllm.yaml").read_text())}
-    for kind in ("Service", "StatefulSet"):
-        kubernetes_validate.validate(applied[kind], KUBERNETES[-1], strict=True)
+    kubernetes_validate.validate(applied["Deployment"], KUBERNETES[-1], strict=True)
     (rule,) = applied["HTTPRoute"]["spec"]["rules"]
     (backend,) = rule["backendRefs"]
     pool = objects["InferencePool"]
     assert (backend["kind"], backend["name"]) == (pool["kind"], pool["metadata"]["name"])
     assert backend["group"] == pool["apiVersion"].split("/")[0]
-    pods = applied["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    template = applied["Deployment"]["spec"]["template"]
+    pods = template["metadata"]["labels"]
     assert pool["spec"]["selector"]["matchLabels"].items() <= pods.items()
-    urls = [str(each.url) for each in load_config(configuration(objects, tmp_path)).instances]
-    name, replicas = applied["StatefulSet"]["metadata"]["name"], applied["StatefulSet"]["spec"]["replicas"]
-    service = applied["Service"]["metadata"]["name"]
-    assert urls == [f"http://{name}-{i}.{service}:8000" for i in range(replicas)]
+    kubernetes = load_config(configuration(objects, tmp_path)).discovery.kubernetes
+    assert kubernetes is not None
+    (found,) = kubernetes.pods
+    assert found.selector in [f"{name}={value}" for name, value in pods.items()]
+    ports = {each["name"]: each["containerPort"] for each in template["spec"]["containers"][0]["ports"]}
+    assert pool["spec"]["targetPorts"] == [{"number": ports[found.port]}]

@@ -11,6 +11,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "conductor"
 EXAMPLES = {path.stem: path for path in sorted((CHART / "examples").glob("*.yaml"))}
+_APART = {"dashboard.yaml": "Dashboard", "redis-service.yaml": "RedisService"}  # second ones of a kind
 EVERYTHING: dict[str, Any] = {
     "config": {"discovery": {"kubernetes": {"pods": [{"selector": "app=vllm"}]}}},
     "secret": {"name": "keys", "adminTokenKey": "admin", "env": {"CHAT_KEY": "chat"}},
@@ -37,6 +38,7 @@ EVERYTHING: dict[str, Any] = {
         "enabled": True,
         "inferencePool": {"enabled": True, "matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]},
     },
+    "sharedState": {"enabled": True, "redis": {"enabled": True, "passwordKey": "redis"}},
     "podAnnotations": {"owner": "inference"},
     "podLabels": {"team": "inference"},
     "priorityClassName": "high",
@@ -50,7 +52,8 @@ def variants() -> dict[str, dict[str, Any]]:
 
 
 def render(values: dict[str, Any], *, name: str = "conductor") -> dict[str, dict[str, Any]]:
-    """Objects by kind, and the namespace where that is another; the dashboard's ConfigMap is under ``Dashboard``.
+    """Objects by kind, and the namespace where that is another; the dashboard's ConfigMap is under ``Dashboard``,
+    Redis' Service under ``RedisService``.
 
     Raises HelmError.
     """
@@ -60,7 +63,7 @@ def render(values: dict[str, Any], *, name: str = "conductor") -> dict[str, dict
             if path.endswith(".yaml"):
                 for each in yaml.safe_load_all(text):
                     if each is not None:
-                        kind = "Dashboard" if path.endswith("/dashboard.yaml") else each["kind"]
+                        kind = _APART.get(path.rpartition("/")[2], each["kind"])
                         elsewhere = each["metadata"].get("namespace", "llm")
                         kind = kind if elsewhere == "llm" else f"{kind} of {elsewhere}"
                         assert kind not in objects

@@ -58,6 +58,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if ($config.server | default dict).admin_token -}}
 {{- fail "config.server.admin_token would be in a ConfigMap: put it into a Secret and name it with secret.name and secret.adminTokenKey" -}}
 {{- end -}}
+{{- if ($config.shared_state | default dict).url -}}
+{{- fail "config.shared_state.url would be in a ConfigMap: put it into a Secret and name its key with sharedState.urlKey" -}}
+{{- end -}}
 {{- range $config.api_keys -}}
 {{- if .key -}}
 {{- fail (printf "config.api_keys: the key of %q would be in a ConfigMap: give key_env here and the variable in secret.env" .name) -}}
@@ -98,6 +101,62 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 {{- toYaml $config -}}
+{{- end -}}
+
+{{- define "conductor.redis" -}}
+{{- printf "%s-redis" (include "conductor.fullname" . | trunc 57 | trimSuffix "-") -}}
+{{- end -}}
+
+{{- /* Not those of the selector: its Service must not find Redis. */ -}}
+{{- define "conductor.redisLabels" -}}
+app.kubernetes.io/name: {{ include "conductor.name" . }}-redis
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- /* Variables that lead to Redis; one is made of an earlier one, as Kubernetes does. */ -}}
+{{- define "conductor.sharedState" -}}
+{{- $shared := .Values.sharedState -}}
+{{- if and $shared.redis.enabled (not $shared.enabled) -}}
+{{- fail "sharedState.redis.enabled needs sharedState.enabled" -}}
+{{- end -}}
+{{- if $shared.enabled -}}
+{{- if not .Values.secret.name -}}
+{{- fail "sharedState.enabled needs secret.name: the Secret holds Redis' URL (sharedState.urlKey) or password (sharedState.redis.passwordKey)" -}}
+{{- end -}}
+{{- if not .Values.secret.adminTokenKey -}}
+{{- fail "sharedState.enabled needs secret.adminTokenKey: replicas ask each other for the index with that token" -}}
+{{- end -}}
+{{- if eq (empty $shared.urlKey) (not $shared.redis.enabled) -}}
+{{- fail "sharedState needs either urlKey, for a Redis that is there, or redis.enabled" -}}
+{{- end -}}
+{{- if $shared.redis.enabled -}}
+- name: REDIS_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.secret.name }}
+      key: {{ required "sharedState.redis.passwordKey is required: the key of the Secret with Redis' password" $shared.redis.passwordKey }}
+- name: CONDUCTOR_SHARED_STATE__URL
+  value: redis://:$(REDIS_PASSWORD)@{{ include "conductor.redis" . }}:6379/0
+{{- else }}
+- name: CONDUCTOR_SHARED_STATE__URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.secret.name }}
+      key: {{ $shared.urlKey }}
+{{- end }}
+- name: CONDUCTOR_SHARED_STATE__NAMESPACE
+  value: {{ (.Values.config.shared_state | default dict).namespace | default (printf "%s.%s" .Release.Namespace (include "conductor.fullname" .) | trunc 64) }}
+- name: CONDUCTOR_SHARED_STATE__REPLICA
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: CONDUCTOR_SHARED_STATE__ADVERTISE_URL
+  value: {{ include "conductor.scheme" . }}://$(POD_IP):{{ include "conductor.port" . }}
+{{- end -}}
 {{- end -}}
 
 {{- define "conductor.port" -}}
