@@ -4,8 +4,8 @@
 A client goes on to the next router when one refuses its connection, as behind a load balancer. Counted are answers
 that were *lost* or came *twice* (tokens that were asked for and did not come, or more of them), beyond the streams
 that ran through the killed router or on the killed engine; *resumed* is the longest time to the first byte of any
-request that was begun within three seconds after the kill, with the decision and all that the fault delayed; *leader*
-is how long nobody led. At the end both conductors' indexes are compared, residency by residency.
+request that was begun within three seconds after the kill, with the decision and all that the fault delayed;
+*leader* is how long nobody led. At the end both conductors' indexes are compared, residency by residency.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Load:
         while not self.stopping:
             asked += 1
             topic = draw.randrange(8)
-            prompt = [1000 * topic + i for i in range(160)] + [50_000 + 997 * number + asked % 40] * 32
+            prompt = [100 + (97 * topic + i) % 800 for i in range(160)]
+            prompt += [100 + (61 * number + asked % 40) % 800] * 32
             answer = Answer("", time.monotonic())
             self.answers.append(answer)
             for turn in range(2 * len(names)):
