@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from math import isfinite
+from struct import Struct
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 Event = TypeVar("Event")
 
 _decoder = msgspec.msgpack.Decoder()
+_ARRAYS: Final = (0x92, 0x93)  # msgpack: two or three elements
+_FLOAT64: Final = 0xCB
+_DOUBLE: Final = Struct(">d")
 
 
 class MalformedEventError(ValueError):
@@ -31,6 +36,14 @@ class Batch(Generic[Event]):
     rank: int | None
     unknown_events: int
     rejected: tuple[MalformedEventError, ...]
+
+
+def published_at(payload: bytes) -> float | None:
+    """The time that a payload begins with, seconds of the publisher's clock; None where it has no such time."""
+    if len(payload) < 10 or payload[0] not in _ARRAYS or payload[1] != _FLOAT64:
+        return None
+    (seconds,) = _DOUBLE.unpack_from(payload, 2)
+    return float(seconds) if isfinite(seconds) else None
 
 
 def read_batch(

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 _MOST_STEPS = 20_000  # towards the roots, over all prefixes
 _STEPS_AT_ONCE = 256  # with the index locked
+MOST_NAMED = 20  # of the holders of a prefix
 
 
 @dataclass(frozen=True, slots=True)
 class HotBranch:
-    """``above`` is the nearest hot prefix that this one continues, by its ``hash``; None: none, or too far away."""
+    """``above`` is the nearest hot prefix that this one continues, by its ``hash``; None: none, or too far away.
+
+    ``held_by`` names at most `MOST_NAMED` of its holders.
+    """
 
     prefix: HotPrefix
     above: int | None
@@ -59,5 +63,5 @@ def _held_by(index: CacheIndex, key: int) -> tuple[tuple[Holder, Tier], ...]:
     with index._lock:
         slots = np.empty(index._arrays.slot_capacity, np.uint64)
         count = k.slots_of_node(index._arrays.address, np.uint64(key), slots)
-        owners = [index._slots.owner(int(slot)) for slot in slots[:count]]
+        owners = [index._slots.owner(int(slot)) for slot in slots[: min(count, MOST_NAMED)]]
     return tuple(owner for owner in owners if owner is not None)

@@ -79,3 +79,6 @@ class StreamStats:
     unresolved_blocks: int
     last_event_at_s: float | None  # on the source's clock
     other_group_events: int = 0  # not applied: of KV cache groups beside the one that is followed
+    lag_s: float | None = (
+        None  # of the last batch: from its publisher's clock to ours, when it was in the index
+    )

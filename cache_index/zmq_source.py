@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import structlog
 import zmq
 
+from cache_index.event_batch import published_at
 from cache_index.ingest import StreamIngest
 from cache_index.radix import CacheIndex
 from cache_index.readiness import Readiness
@@ -39,9 +40,16 @@ class _Stream:
     Batches that the sequencer lets through are kept until the turn ends and then applied at once.
     """
 
-    def __init__(self, config: StreamConfig, index: CacheIndex, readiness: Readiness[_Stream | None]) -> None:
+    def __init__(
+        self,
+        config: StreamConfig,
+        index: CacheIndex,
+        readiness: Readiness[_Stream | None],
+        wall_clock: Callable[[], float],
+    ) -> None:
         self.config = config
         self._readiness = readiness
+        self._wall_clock = wall_clock
         self.ingest = StreamIngest(
             index,
             config.holder,
@@ -57,6 +65,7 @@ class _Stream:
         self.removed = False
         self.malformed_frames = 0
         self.last_event_at_s: float | None = None
+        self.lag_s: float | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -157,6 +166,9 @@ class _Stream:
             log.debug("kv_stream.holder_unregistered", holder=self.config.holder)
             self.sequencer.doubt()  # what was dropped here would be missing if the holder came back
         else:
+            published_s = published_at(payloads[-1]) if payloads else None
+            if published_s is not None:
+                self.lag_s = self._wall_clock() - published_s
             if self.ingest.clears != clears:
                 self.sequencer.emptied()
 
@@ -206,15 +218,24 @@ class _Stream:
             unresolved_blocks=counters.unresolved_blocks,
             last_event_at_s=self.last_event_at_s,
             other_group_events=counters.other_group_events,
+            lag_s=self.lag_s,
         )
 
 
 class VllmEventSource:
     """Keeps an index in step with the KV events of vLLM-compatible engines."""
 
-    def __init__(self, index: CacheIndex, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        index: CacheIndex,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``wall_clock`` is that of the times in engines' batches: seconds since 1970."""
         self._index = index
         self._clock = clock
+        self._wall_clock = wall_clock
         self._receiver: Receiver[_Stream] = Receiver("kv-events", self._serve, self._end)
         self._lock = self._receiver.lock  # held while a batch is applied, so that a removal is final
         self._streams: list[_Stream] = []
@@ -241,7 +262,7 @@ class VllmEventSource:
             self._remove([each for each in self._streams if each.config.overlaps(config)])
             parked = [each for each in self._parked if each.config.overlaps(config)]
             self._index.register(config.holder)
-            stream = _Stream(config, self._index, self._receiver.readiness)
+            stream = _Stream(config, self._index, self._receiver.readiness, self._wall_clock)
             for each in parked:
                 self._parked.remove(each)
                 if each.config.means_the_same(config):

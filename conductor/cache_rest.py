@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, HTTPException, Query, Response
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from cache_index import (
@@ -94,11 +94,11 @@ def make_cache_router(index: CacheIndex, events: StreamBooks) -> APIRouter:
     @router.get("/hot", summary="Where most recent look-ups ended", responses=answers.refusals(422))
     def hot(
         limit: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 20,
-    ) -> dict[str, Any]:
+    ) -> Response:
         """The last block that anybody had of the prompts asked for lately, most frequent first. Counts are
-        estimates that fade; `above` is the nearest of these that a prefix continues. `/v1/cache/tree?root=HASH`
-        shows what continues a block."""
-        return {"prefixes": [_hot(branch) for branch in hot_branches(index, limit)]}
+        estimates that fade; `above` is the nearest of these that a prefix continues, `held_by` names up to 20
+        of its `holders`. `/v1/cache/tree?root=HASH` shows what continues a block."""
+        return answers.json_answer({"prefixes": [_hot(branch) for branch in hot_branches(index, limit)]})
 
     @router.post(
         "/best-holder",

@@ -318,6 +318,14 @@ class Config(BaseSettings):
         )
 
 
+def _without_excerpt(error: yaml.YAMLError) -> str:
+    """Where and why, not the line itself: there may be a key in it."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return type(error).__name__
+
+
 def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> Config:
     """The effective configuration. ``flags`` is nested like the file and wins over it.
 
@@ -330,7 +338,7 @@ def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -
         except OSError as error:
             raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
         except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not valid YAML: {error}") from None
+            raise ConfigError(f"{path} is not valid YAML: {_without_excerpt(error)}") from None
         if not isinstance(content, dict):
             raise ConfigError(
                 f"{path} must hold a mapping such as 'instances: [...]', not a {type(content).__name__}"

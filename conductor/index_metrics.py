@@ -57,15 +57,24 @@ class IndexCollector(Collector):
                 ("other_group_events", "KV events of cache groups that are not followed"),
             )
         }
+        lag = GaugeMetricFamily(
+            "conductor_kv_event_lag_seconds",
+            "From the time in an engine's last batch to its being in the index",
+            labels=labels,
+        )
         by_holder: dict[Holder, list[StreamStats]] = {}
         for stream in self._events.stream_stats():
             by_holder.setdefault(stream.holder, []).append(stream)
         for holder, streams in by_holder.items():  # several may tell of one, each of its own tiers
             values = [holder.instance_id, str(holder.rank)]
             warm.add_metric(values, float(all(stream.state == "warm" for stream in streams)))
+            lags = [stream.lag_s for stream in streams if stream.lag_s is not None]
+            if lags:
+                lag.add_metric(values, max(lags))
             for name, counter in counters.items():
                 counter.add_metric(values, sum(getattr(stream, name) for stream in streams))
         yield warm
+        yield lag
         yield from counters.values()
 
 

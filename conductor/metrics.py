@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -42,6 +43,13 @@ class ClusterCollector(Collector):
             "Learned correction of predicted prefill times",
             labels=["instance_class"],
         )
+        by_health = GaugeMetricFamily(
+            "conductor_instances", "Instances by what may be placed there", labels=["role", "health"]
+        )
+        counts = Counter((instance.role, instance.health) for instance in self._scheduler.cluster)
+        for role in sorted({role for role, _ in counts}):
+            for health in Health:
+                by_health.add_metric([role, health], counts[role, health])
         now_s = self._clock()
         for instance in self._scheduler.cluster:
             up.add_metric(
@@ -56,4 +64,4 @@ class ClusterCollector(Collector):
                 placements.add_metric(values, rank.placements)
         for name, calibration in self._scheduler.calibrations.items():
             scale.add_metric([name], calibration.prefill.factor)
-        yield from (up, suspensions, queue, prefills, decodes, placements, scale)
+        yield from (up, by_health, suspensions, queue, prefills, decodes, placements, scale)

@@ -90,7 +90,7 @@ class PickerServer:
         self._server = server
 
     async def stop(self, grace_s: float) -> None:
-        """Requests being picked for may finish; streams that only wait for responses end, without an error.
+        """Requests that are being picked for may finish; streams that only wait for responses end well.
 
         A gateway goes on with a request whose stream ended well, and may break off one whose stream did not.
         """

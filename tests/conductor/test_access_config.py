@@ -116,3 +116,23 @@ def test_the_admin_token(tmp_path: Path) -> None:
     for bad in ("two words", ""):
         with pytest.raises(ConfigError, match=r"'server.admin_token'.*printable ASCII"):
             load_config(written(tmp_path, {"server": {"admin_token": bad}}))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"server: {{admin_token: {SECRET}: [",
+        f"server:\n  admin_token: {SECRET}\n bad",
+        f"api_keys: [{{name: a, key: [{SECRET}]}}]",
+        f"api_keys: [{{name: a, key: '{SECRET} with spaces'}}]",
+        f"api_keys: [{{name: a, key_sha256: {SECRET}}}]",
+        f"instances: [{{id: a, url: 'http://h:1', api_key: {{k: {SECRET}}}}}]",
+        f"server: {{admin_token: [{SECRET}]}}",
+    ],
+)
+def test_what_is_wrong_is_told_without_the_secret(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "conductor.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert SECRET not in str(error.value) and str(path) in str(error.value)

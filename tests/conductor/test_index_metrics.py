@@ -56,6 +56,16 @@ def test_streams_of_one_holder_are_one_row() -> None:
     assert found["conductor_kv_other_group_events_total", "engine"] == 8
 
 
+def test_the_lag_is_that_of_the_stream_that_is_last() -> None:
+    class Late(Books):
+        def stream_stats(self) -> list[StreamStats]:
+            return [replace(STATS, lag_s=0.25), replace(STATS, lag_s=1.5), STATS]
+
+    assert samples(IndexCollector(CacheIndex(), Late()))["conductor_kv_event_lag_seconds", "engine"] == 1.5
+    unknown = samples(IndexCollector(CacheIndex(), Books()))
+    assert ("conductor_kv_event_lag_seconds", "engine") not in unknown
+
+
 def test_the_bound_of_the_index_and_what_it_cost() -> None:
     index = CacheIndex(max_blocks=100)
     index.register(Holder("a"))

@@ -442,16 +442,18 @@ def test_the_gateway_example_fits_together(tmp_path: Path) -> None:
     folder = ROOT / "examples" / "gateway-api"
     objects = render(yaml.safe_load((folder / "values.yaml").read_text()))
     applied = {each["kind"]: each for each in yaml.safe_load_all((folder / "vllm.yaml").read_text())}
-    for kind in ("Service", "StatefulSet"):
-        kubernetes_validate.validate(applied[kind], KUBERNETES[-1], strict=True)
+    kubernetes_validate.validate(applied["Deployment"], KUBERNETES[-1], strict=True)
     (rule,) = applied["HTTPRoute"]["spec"]["rules"]
     (backend,) = rule["backendRefs"]
     pool = objects["InferencePool"]
     assert (backend["kind"], backend["name"]) == (pool["kind"], pool["metadata"]["name"])
     assert backend["group"] == pool["apiVersion"].split("/")[0]
-    pods = applied["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    template = applied["Deployment"]["spec"]["template"]
+    pods = template["metadata"]["labels"]
     assert pool["spec"]["selector"]["matchLabels"].items() <= pods.items()
-    urls = [str(each.url) for each in load_config(configuration(objects, tmp_path)).instances]
-    name, replicas = applied["StatefulSet"]["metadata"]["name"], applied["StatefulSet"]["spec"]["replicas"]
-    service = applied["Service"]["metadata"]["name"]
-    assert urls == [f"http://{name}-{i}.{service}:8000" for i in range(replicas)]
+    kubernetes = load_config(configuration(objects, tmp_path)).discovery.kubernetes
+    assert kubernetes is not None
+    (found,) = kubernetes.pods
+    assert found.selector in [f"{name}={value}" for name, value in pods.items()]
+    ports = {each["name"]: each["containerPort"] for each in template["spec"]["containers"][0]["ports"]}
+    assert pool["spec"]["targetPorts"] == [{"number": ports[found.port]}]

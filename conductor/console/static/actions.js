@@ -51,7 +51,7 @@ export function actionsView(root, { feed, attempt }) {
     if (!actions.length) {
       place.replaceChildren(choice.value
         ? empty("No such actions", `None is ${choice.value}, of those that are remembered.`)
-        : empty("No tier actions", "The planner orders some when it is on (tier_planner.enabled) and they pay; `conductor cache` orders them by hand."));
+        : empty("No tier actions", "The planner orders some when it is on (tier_planner.actions) and they pay; “conductor cache” orders them by hand."));
       return;
     }
     if (place.firstChild !== table) place.replaceChildren(table);

@@ -50,10 +50,10 @@ export function prefixesView(root, { feed }) {
       const held = kind?.tokens && long !== null ? long * kind.tokens : null;
       text(tokens, count(held));
       text(size, held !== null && kind.bytes ? bytes(held * kind.bytes) : UNKNOWN);
-      keyed(holders, prefix.held_by.slice(0, MOST_HOLDERS).concat(prefix.held_by.length > MOST_HOLDERS ? [null] : []),
+      keyed(holders, prefix.held_by.slice(0, MOST_HOLDERS).concat(prefix.holders > MOST_HOLDERS ? [null] : []),
         (each) => (each ? `${each.instance} ${each.rank} ${each.tier}` : "more"),
         (each) => h("span", { class: "chip" }, each ? h("i", { class: `swatch ${each.tier}` }) : "", h("span", {})),
-        (chip, each) => text(chip.lastElementChild, each ? `${each.instance}${each.rank ? ` / ${each.rank}` : ""} · ${each.tier}` : `${count(prefix.held_by.length - MOST_HOLDERS)} more`));
+        (chip, each) => text(chip.lastElementChild, each ? `${each.instance}${each.rank ? ` / ${each.rank}` : ""} · ${each.tier}` : `${count(prefix.holders - MOST_HOLDERS)} more`));
     };
     return row;
   }
