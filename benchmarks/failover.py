@@ -111,13 +111,14 @@ class Load:
                     answer.ends += 1
 
 
-def judged(answers: list[Answer], kind: str, name: str, at_s: float) -> dict[str, Any]:
-    """What a kill at ``at_s`` cost."""
+def judged(answers: list[Answer], kind: str, name: str, at_s: float, gone_s: float) -> dict[str, Any]:
+    """What a kill at ``at_s`` cost; the process was gone by ``gone_s``."""
     spared = [
         each
         for each in answers
         if not each.whole
-        and each.began_s <= at_s <= (each.ended_s or at_s)
+        and each.began_s <= gone_s
+        and (each.ended_s or at_s) >= at_s
         and ((kind == "router" and each.router == name) or (kind == "engine" and each.instance == name))
     ]
     near = [
@@ -153,6 +154,7 @@ async def run_fault(site: Site, load: Load, kind: str, draw: random.Random) -> d
     name = (leader or "conductor-0") if kind == "conductor" else draw.choice(site.names(kind))
     at_s = time.monotonic()
     await asyncio.to_thread(site.kill, name)
+    gone_s = time.monotonic()
     leader_s = None
     if kind == "conductor":
         while await asyncio.to_thread(site.leader) is None and time.monotonic() - at_s < 30.0:
@@ -164,7 +166,7 @@ async def run_fault(site: Site, load: Load, kind: str, draw: random.Random) -> d
     await asyncio.sleep(WATCHED_S)
     while any(each.ended_s is None and each.began_s < at_s + 2 * WATCHED_S for each in load.answers):
         await asyncio.sleep(0.05)
-    result = judged(load.answers, kind, name, at_s)
+    result = judged(load.answers, kind, name, at_s, gone_s)
     if leader_s is not None:
         result["leader_s"] = leader_s
     return result
