@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 
 from cache_index import CacheIndex
@@ -16,7 +18,8 @@ from conductor.scheduler import Scheduler
 
 
 def rehearse_reuse() -> None:
-    """The same of what a tier planner learns."""
+    """The same of what a tier planner learns, and its solver imported."""
+    importlib.import_module("ortools.sat.python.cp_model")
     model, prompt = ReuseModel(16, accesses=128), np.arange(1, 5, dtype=np.uint64)
     model.observe(prompt, 0.0)
     model.reuse_probabilities(prompt, 2.0, 1.0)

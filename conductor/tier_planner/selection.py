@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from ortools.sat.python import cp_model
-
 from conductor.actions import Place
 from conductor.tier_planner.outlook import Proposal
 
@@ -42,6 +40,9 @@ def _limits(moving: Sequence[Proposal], room: FreeBytes) -> list[tuple[list[Prop
 
 
 def _best(moving: Sequence[Proposal], limits: Sequence[tuple[list[Proposal], float]]) -> list[Proposal]:
+    # It brings pandas, a sixth of all that a start imports, and few starts come to where it is needed.
+    from ortools.sat.python import cp_model
+
     model = cp_model.CpModel()
     take = {id(each): model.new_bool_var("") for each in moving}
     for group, free in limits:
