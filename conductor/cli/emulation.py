@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 
 import structlog
 
+from conductor.cli.engine_nursery import EngineNursery, RunningEngine
 from conductor.cluster_shape import read_cluster_shape
 from conductor.config import EmulationConfig
 from conductor.instance_config import InstanceConfig
@@ -24,7 +23,7 @@ _STOP_GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """Command line and ports of one emulated engine; the ports stay over restarts."""
+    """Arguments and ports of one emulated engine; the ports stay over restarts."""
 
     instance_id: str
     role: Role
@@ -32,11 +31,11 @@ class EngineProcess:
     event_port: int
     replay_port: int
     bootstrap_port: int
-    command: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 class EmulatedCluster:
-    """The engines of one shape, each a child process that also ends by itself when this process is gone."""
+    """The engines of one shape, each a process that also ends by itself when this one is gone."""
 
     def __init__(
         self, config: EmulationConfig, *, host: str = "127.0.0.1", log_level: str = "warning"
@@ -47,7 +46,8 @@ class EmulatedCluster:
         self._instance_class = config.profile
         self._protocol = config.protocol
         self._restart_after_s = config.restart_after_s
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._nursery = EngineNursery()
+        self._running: dict[str, RunningEngine] = {}
         self._keepers: list[asyncio.Task[None]] = []
 
     def instances(self) -> list[InstanceConfig]:
@@ -65,7 +65,7 @@ class EmulatedCluster:
         ]
 
     def pids(self) -> dict[str, int]:
-        return {name: process.pid for name, process in self._processes.items()}
+        return {name: running.pid for name, running in self._running.items()}
 
     async def start(self) -> None:
         """Spawn every engine and a keeper for each; returns before they answer."""
@@ -78,28 +78,26 @@ class EmulatedCluster:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        running = [p for p in self._processes.values() if p.returncode is None]
-        for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+        running = [engine for engine in self._running.values() if not engine.ended.done()]
+        for engine in running:
+            engine.send_signal(signal.SIGTERM)
         if running:
-            waits = [asyncio.create_task(process.wait()) for process in running]
-            _, late = await asyncio.wait(waits, timeout=_STOP_GRACE_S)
+            _, late = await asyncio.wait([engine.ended for engine in running], timeout=_STOP_GRACE_S)
             if late:
-                for process in running:
-                    if process.returncode is None:
-                        process.kill()
+                for engine in running:
+                    if not engine.ended.done():
+                        engine.send_signal(signal.SIGKILL)
                 await asyncio.wait(late)
+        await self._nursery.close()
 
     async def _spawn(self, engine: EngineProcess) -> None:
-        # A session of its own: Ctrl-C reaches this process only, which then stops the engines in order.
-        self._processes[engine.instance_id] = await asyncio.create_subprocess_exec(
-            *engine.command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        self._running[engine.instance_id] = await self._nursery.begin(
+            engine.instance_id, list(engine.arguments)
         )
 
     async def _keep(self, engine: EngineProcess) -> None:
         while True:
-            code = await self._processes[engine.instance_id].wait()
+            code = await asyncio.shield(self._running[engine.instance_id].ended)
             _log.warning(
                 "emulated engine ended",
                 instance=engine.instance_id,
@@ -107,7 +105,8 @@ class EmulatedCluster:
                 restart_after_s=self._restart_after_s,
             )
             await asyncio.sleep(self._restart_after_s)
-            await self._spawn(engine)
+            with contextlib.suppress(ConnectionError):  # it is tried again, as for any engine that has ended
+                await self._spawn(engine)
 
 
 def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProcess]:
@@ -121,17 +120,16 @@ def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProc
         instance_id = f"{role}-{number}"
         # Replay ports lie behind all event ports, which an engine with several ranks counts up from.
         port, event_port, replay_port, bootstrap_port = ports[i :: len(roles)]
-        command = (
-            sys.executable, "-m", "simulator.emulator",
+        arguments = (
             "--host", host, "--port", str(port), "--instance-id", instance_id, "--role", str(role),
             "--model", config.model, "--block-size", str(config.block_size), "--kv-blocks", str(config.kv_blocks),
             "--speed", str(config.speed), "--kv-event-port", str(event_port), "--kv-replay-port", str(replay_port),
             "--host-blocks", str(config.host_blocks),
-            "--profile", config.profile, "--log-level", log_level, "--parent-pid", str(os.getpid()),
+            "--profile", config.profile, "--log-level", log_level,
             "--hand-off", config.protocol, "--bootstrap-port", str(bootstrap_port),
         )  # fmt: skip
         engines.append(
-            EngineProcess(instance_id, role, port, event_port, replay_port, bootstrap_port, command)
+            EngineProcess(instance_id, role, port, event_port, replay_port, bootstrap_port, arguments)
         )
     return engines
 

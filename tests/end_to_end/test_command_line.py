@@ -115,8 +115,8 @@ def test_the_effective_configuration_is_printed(tmp_path: Path, monkeypatch: pyt
 def test_stopping_leaves_nothing_behind(tmp_path: Path, signum: int) -> None:
     with front_door(tmp_path, "--emulate", "1p1d") as door:
         door.wait_until(lambda: "Ctrl-C" in door.log.read_text(), "the announcement")
-        engines = children(door.process.pid)
-        assert len(engines) >= 2
+        engines = [*door.engine_pids().values(), *children(door.process.pid)]
+        assert len(engines) == 3
         assert door.stop(signum) == 0
         assert not [pid for pid in engines if alive(pid)]
         printed = door.log.read_text()
@@ -127,7 +127,8 @@ def test_stopping_leaves_nothing_behind(tmp_path: Path, signum: int) -> None:
 
 def test_killing_the_front_door_ends_its_engines(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "1") as door:
-        engines = children(door.process.pid)
+        door.wait_until(lambda: len(door.engine_pids()) == 1, "the engine's start")
+        engines = [*door.engine_pids().values(), *children(door.process.pid)]
         door.process.kill()
         door.process.wait()
         door.wait_until(lambda: not [pid for pid in engines if alive(pid)], "the engines ending")

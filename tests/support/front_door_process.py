@@ -39,6 +39,10 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def arguments_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -80,8 +84,12 @@ class FrontDoor:
         return all(instance["health"] == "up" for instance in self.instances().values())
 
     def engine_pids(self) -> dict[str, int]:
-        """Emulated engines by instance, from their command lines."""
-        return self._children_by("--instance-id")
+        """Emulated engines by instance: they go by its name."""
+        nurseries = [
+            pid for pid in children(self.process.pid) if "simulator.emulator.nursery" in arguments_of(pid)
+        ]
+        engines = [pid for nursery in nurseries for pid in children(nursery)]
+        return {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in engines}
 
     def worker_pids(self) -> dict[str, int]:
         """Router workers by number, from their command lines."""
@@ -90,7 +98,7 @@ class FrontDoor:
     def _children_by(self, option: str) -> dict[str, int]:
         pids = {}
         for pid in children(self.process.pid):
-            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            arguments = arguments_of(pid)
             if option in arguments:
                 pids[arguments[arguments.index(option) + 1]] = pid
         return pids
