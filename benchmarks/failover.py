@@ -4,8 +4,8 @@
 A client goes on to the next router when one refuses its connection, as behind a load balancer. Counted are answers
 that were *lost* or came *twice* (tokens that were asked for and did not come, or more of them), beyond the streams
 that ran through the killed router or on the killed engine; *resumed* is the longest time to the first byte of any
-request that was begun within three seconds after the kill, with all that the fault delayed; *leader*
-is how long nobody led. At the end both conductors' indexes are compared, residency by residency.
+request that was begun within three seconds after the kill, with the decision and all that the fault delayed;
+*leader* is how long nobody led. At the end both conductors' indexes are compared, residency by residency.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Load:
         while not self.stopping:
             asked += 1
             topic = draw.randrange(8)
-            prompt = [1000 * topic + i for i in range(160)] + [50_000 + 997 * number + asked % 40] * 32
+            prompt = [100 + (97 * topic + i) % 800 for i in range(160)]
+            prompt += [100 + (61 * number + asked % 40) % 800] * 32
             answer = Answer("", time.monotonic())
             self.answers.append(answer)
             for turn in range(2 * len(names)):
@@ -110,13 +111,14 @@ class Load:
                     answer.ends += 1
 
 
-def judged(answers: list[Answer], kind: str, name: str, at_s: float) -> dict[str, Any]:
-    """What a kill at ``at_s`` cost."""
+def judged(answers: list[Answer], kind: str, name: str, at_s: float, gone_s: float) -> dict[str, Any]:
+    """What a kill at ``at_s`` cost; the process was gone by ``gone_s``."""
     spared = [
         each
         for each in answers
         if not each.whole
-        and each.began_s <= at_s <= (each.ended_s or at_s)
+        and each.began_s <= gone_s
+        and (each.ended_s or at_s) >= at_s
         and ((kind == "router" and each.router == name) or (kind == "engine" and each.instance == name))
     ]
     near = [
@@ -152,6 +154,7 @@ async def run_fault(site: Site, load: Load, kind: str, draw: random.Random) -> d
     name = (leader or "conductor-0") if kind == "conductor" else draw.choice(site.names(kind))
     at_s = time.monotonic()
     await asyncio.to_thread(site.kill, name)
+    gone_s = time.monotonic()
     leader_s = None
     if kind == "conductor":
         while await asyncio.to_thread(site.leader) is None and time.monotonic() - at_s < 30.0:
@@ -163,7 +166,7 @@ async def run_fault(site: Site, load: Load, kind: str, draw: random.Random) -> d
     await asyncio.sleep(WATCHED_S)
     while any(each.ended_s is None and each.began_s < at_s + 2 * WATCHED_S for each in load.answers):
         await asyncio.sleep(0.05)
-    result = judged(load.answers, kind, name, at_s)
+    result = judged(load.answers, kind, name, at_s, gone_s)
     if leader_s is not None:
         result["leader_s"] = leader_s
     return result

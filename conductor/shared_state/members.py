@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from conductor.cluster import InstanceState
 from conductor.instance_config import InstanceConfig
-from conductor.membership import Membership
+from conductor.membership import CONFIGURATION, REST, Membership
 from conductor.scheduler import Scheduler
 from conductor.shared_state.instances import Entry, Standing, described
 
@@ -37,8 +37,7 @@ class SharedMembers:
     def put(self, config: InstanceConfig) -> bool:
         """As `Membership.put`."""
         changed = self._membership.put(config)
-        if changed:
-            self._tell(config.id, Standing.PRESENT, description=described(config))
+        self._tell(config.id, Standing.PRESENT, description=described(config))
         return changed
 
     def remove(self, instance_id: str) -> None:
@@ -57,7 +56,7 @@ class SharedMembers:
 def apply_entry(entry: Entry, membership: Membership, scheduler: Scheduler, now_s: float) -> None:
     """Make the cluster what an entry says; ``now_s`` in Unix seconds. Raises ValueError for what no instance is."""
     if entry.standing is Standing.PRESENT:
-        membership.put(entry.config())
+        membership.put(entry.config(), CONFIGURATION if entry.configured else REST)
         return
     instance = scheduler.cluster.get(entry.instance_id)
     if instance is None:

@@ -22,6 +22,7 @@ from conductor.membership import Membership
 from conductor.scheduler import Scheduler
 from conductor.shared_state import instances as registry
 from conductor.shared_state import replicas, scripts
+from conductor.shared_state.instances import Standing
 from conductor.shared_state.learned import SharedCalibrations
 from conductor.shared_state.lease import Answer, Lease
 from conductor.shared_state.link import LinkError, RedisLink
@@ -173,8 +174,12 @@ class SharedState:
 
     # ---- instances ----
 
-    def tell(self, instance_id: str, standing: registry.Standing, **fields: Any) -> None:
-        """Write an entry, and have it told at once."""
+    def tell(self, instance_id: str, standing: Standing, **fields: Any) -> None:
+        """Write an entry, unless the present one says the same, and have it told at once."""
+        known = self.registry.entries.get(instance_id)
+        present = known is not None and known.standing is standing is Standing.PRESENT
+        if present and known is not None and known.description == fields["description"]:
+            return
         entry = self.registry.write(instance_id, standing, at_s=self.wall(), **fields)
         self._unsent.append(entry)
         self._wake.set()

@@ -116,7 +116,7 @@ class PlacementClient(asyncio.Protocol):
         self._models: list[ModelCard] = []
         self._services: RouterServices | None = None
         self._families: Callable[[], Iterable[MetricFamily]] = tuple
-        self.heard_s = loop.time()  # when anything came last
+        self.unheard = 0  # pings since anything came last
         self.on_instances: Callable[[Instances], None] = lambda told: None
 
     def serve(self, services: RouterServices, families: Callable[[], Iterable[MetricFamily]]) -> None:
@@ -236,7 +236,7 @@ class PlacementClient(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = self._loop.time()
+        self.unheard = 0
         try:
             for payload in self._reader.feed(data):
                 self._receive(from_conductor(payload))

@@ -1,7 +1,8 @@
 """Placements of whichever conductor answers; without any, by lot between this router's instances.
 
 One conductor at a time is asked, the first of the list to begin with, and another when it is gone: its connection
-closed, or nothing came for `SILENT_S` though it was asked to. What it had not answered is asked again.
+closed, or nothing came for `SILENT_S` though it was asked to, time in which this process itself stood still not
+counted. What it had not answered is asked again.
 Requests that it had placed go on; what becomes of them it is not told any more.
 """
 
@@ -43,6 +44,7 @@ PING_S: Final = 0.2
 SILENT_S: Final = 1.5
 RECONNECT_S: Final = 0.25
 CONNECT_WITHIN_S: Final = 1.0
+WELCOME_WITHIN_S: Final = 10.0  # a conductor may be busy; nobody waits for it
 
 
 class Conductor:
@@ -128,6 +130,8 @@ class Conductors:
                 if not conductor.complained:
                     conductor.complained = True
                     logger.warning("a conductor is out of reach", conductor=conductor.name, reason=str(error))
+            except Exception:  # a fault of ours must not cost the router its conductor for good
+                logger.exception("the connection to a conductor failed", conductor=conductor.name)
             await asyncio.sleep(RECONNECT_S)
 
     async def _stay(self, conductor: Conductor) -> None:
@@ -140,7 +144,7 @@ class Conductors:
         try:
             client.greet(-1, os.getpid(), self._token, self._clock())
             client.on_instances = partial(self._told, conductor)
-            async with asyncio.timeout(CONNECT_WITHIN_S):
+            async with asyncio.timeout(WELCOME_WITHIN_S):
                 conductor.setup = await client.welcomed
             if self._services is not None:
                 client.serve(self._services, tuple)
@@ -148,13 +152,12 @@ class Conductors:
             logger.info("a conductor answers", conductor=conductor.name)
             self._choose()
             self._welcomed.set()
-            while not client.lost.done():
+            while not client.lost.done() and client.unheard * PING_S <= SILENT_S:
+                client.unheard += 1
                 client.ping()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PING_S):
                         await asyncio.shield(client.lost)
-                if loop.time() - client.heard_s > SILENT_S:
-                    break
         finally:
             conductor.link = None
             client.abort()
