@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run redis test test-lmcache test-mooncake lint types check bench docs clean
+.PHONY: help setup run redis browser test test-lmcache test-mooncake lint types check bench docs clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -24,6 +24,10 @@ run: setup  ## the front door on port 8000 over an emulated cluster (ARGS="--emu
 redis:  ## redis-server, for tests of shared state (Debian; needs root)
 	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] || { echo "redis-server is missing: apt-get install redis-server"; exit 1; }; \
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends redis-server; }
+
+browser:  ## Chromium, for tests of the console and of reports (Debian; needs root)
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] || { echo "chromium is missing: apt-get install chromium"; exit 1; }; \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 
 test: setup  ## the whole test suite, in two processes
 	$(BIN)/pytest --numprocesses 2 --dist loadscope $(ARGS)

@@ -56,6 +56,7 @@ class ApiKeyConfig(BaseModel):
     models: Annotated[list[str], Field(min_length=1)] | None = None
     priority: Annotated[int, Field(ge=-8, le=8)] = 0
     admin: bool = False
+    registers: bool = False
 
     @field_validator("key_sha256")
     @classmethod

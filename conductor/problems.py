@@ -63,6 +63,7 @@ _HEALTH: Final = {
         "suspended",
         "its health check answers, but requests fail: look at the engine's own log",
     ),
+    Health.WITHHELD: ("withheld", "whoever lists it says so: GET /v1/discovery names the source"),
     Health.PROBING: ("probing", "the next request decides whether it takes others again"),
 }
 

@@ -18,7 +18,8 @@ from router.heads import Headers
 class ApiKey:
     """``sha256`` is the digest of the key. ``models`` are the names it may ask for, None: all.
 
-    ``priority`` is the highest its requests may have. ``admin`` keys may use the whole REST API.
+    ``priority`` is the highest its requests may have. ``admin`` keys may use the whole REST API,
+    those that ``registers`` the part of it by which engines join and leave.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ApiKey:
     models: frozenset[str] | None = None
     priority: int = 0
     admin: bool = False
+    registers: bool = False
 
     def check_model(self, model: str) -> None:
         """Raises RequestError (403)."""

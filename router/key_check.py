@@ -1,6 +1,8 @@
-"""Keys on the REST API: any key may list models, the rest of it is for the keys of administrators."""
+"""Keys on the REST API: any key may list models, some may register engines, the rest is for administrators."""
 
 from __future__ import annotations
+
+from urllib.parse import parse_qs
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -41,7 +43,7 @@ class KeyCheck:
     def _check(self, scope: Scope) -> None:
         key, _ = self._keys.identify(scope["headers"])
         path: str = scope["path"]
-        if key.admin or _lists_models(path):
+        if key.admin or _lists_models(path) or (key.registers and _registers(scope)):
             return
         message = f"The key {key.name!r} may not use {path}; that takes a key with 'admin: true'."
         raise RequestError(403, message, kind="permission_error", code="not_an_admin")
@@ -49,3 +51,20 @@ class KeyCheck:
 
 def _lists_models(path: str) -> bool:
     return path == "/v1/models" or path.startswith("/v1/models/")
+
+
+def _registers(scope: Scope) -> bool:
+    """Whether it is what `conductor register` asks: nobody else's instance can be meant."""
+    path: str = scope["path"]
+    method: str = scope["method"]
+    if not path.startswith("/v1/instances/"):
+        return False
+    _, slash, below = path.removeprefix("/v1/instances/").partition("/")
+    if slash:
+        return below == "heartbeat" and method == "POST"
+    asked = parse_qs(scope["query_string"].decode("latin-1"))
+    return (
+        method == "GET"
+        or (method == "PUT" and "ttl_s" in asked)
+        or (method == "DELETE" and asked.get("registered") == ["true"])
+    )

@@ -8,7 +8,7 @@ import os
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,7 +19,9 @@ from router.errors import TokenizationError
 from router.inference import Endpoint, InferenceRequest, first_prompt, truncated
 from router.segments import IndivisibleError, segmentation_of
 from router.token_cache import TokenCache, TokenCacheState
-from router.word_tokens import UnfitError, WordTokens, word_tokens_of
+
+if TYPE_CHECKING:
+    from router.word_tokens import WordTokens
 
 os.environ.setdefault(
     "TOKENIZERS_PARALLELISM", "false"
@@ -61,6 +63,9 @@ class PromptTokenizer:
             except (IndivisibleError, TokenizationError) as error:
                 self._cache_off = str(error)
             else:
+                # Only who tokenizes needs a compiler's runtime.
+                from router.word_tokens import UnfitError, word_tokens_of
+
                 with contextlib.suppress(UnfitError):
                     self._words = word_tokens_of(tokenizer, segmentation)
 

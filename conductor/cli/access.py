@@ -46,6 +46,7 @@ def _api_key(key: ApiKeyConfig, config: Config, environment: Mapping[str, str]) 
         models=None if key.models is None else _with_aliases(key.models, config),
         priority=key.priority,
         admin=key.admin,
+        registers=key.registers,
     )
 
 

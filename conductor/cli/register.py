@@ -22,7 +22,7 @@ from conductor.instance_config import InstanceConfig
 _log = structlog.get_logger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.5
-_LONGEST_PAUSE_S: Final = 10.0
+_LONGEST_PAUSE_S: Final = 5.0
 _ASK_AGAIN_S: Final = 0.5
 
 
@@ -69,7 +69,7 @@ def register(
     token: Annotated[
         str | None,
         typer.Option(
-            help="An administrator's key, where keys are used.", envvar="CONDUCTOR_SERVER__ADMIN_TOKEN"
+            help="A key with `registers: true`, where keys are used.", envvar="CONDUCTOR_REGISTRATION_KEY"
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
@@ -176,11 +176,13 @@ class _Registration:
         """Take the instance out where it is registered, and wait until its requests have ended there."""
         if not self._known:
             return
-        parameters = {"drain": "true", "deadline_s": str(drain_s)} if drain_s > 0 else {}
+        parameters = {"registered": "true"}
+        if drain_s > 0:
+            parameters |= {"drain": "true", "deadline_s": str(drain_s)}
         try:
             answer = await self._http.delete(self._url + self._path, params=parameters)
-            if answer.status_code == 404:
-                return
+            if answer.status_code in (404, 409):
+                return  # it is gone already, or somebody else's by now
             answer.raise_for_status()
             _log.info("leaving", url=self._url, placements_under_way=answer.json()["placements_under_way"])
             async with asyncio.timeout(drain_s + 1.0):
@@ -208,7 +210,7 @@ class _Registration:
 
 def _told(answer: httpx.Response) -> str:
     if answer.status_code in (401, 403):
-        return "it takes an administrator's key: --token, or CONDUCTOR_SERVER__ADMIN_TOKEN"
+        return "it takes a key with 'registers: true', or an administrator's: --token"
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -15,7 +15,13 @@ from conductor.cli.top_figures import Figures
 ROLES: Final = ("prefill", "decode", "mixed")
 TIERS: Final = {"device": "blue", "host": "green", "disk": "yellow", "pod": "magenta", "remote": "cyan"}
 UNKNOWN: Final = "-"
-_HEALTH: Final = {"up": "green", "starting": "cyan", "draining": "cyan", "down": "bold red"}
+_HEALTH: Final = {
+    "up": "green",
+    "starting": "cyan",
+    "draining": "cyan",
+    "withheld": "cyan",
+    "down": "bold red",
+}
 _FULL_QUEUE_MS: Final = 2_000.0
 _MOST_PROBLEMS: Final = 3
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

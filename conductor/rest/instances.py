@@ -147,7 +147,7 @@ def make_instance_routes(
     @router.delete(
         "/{instance_id}",
         summary="Take an instance out",
-        **answers.documented(answers.InstanceRemoval, 404, 422),
+        **answers.documented(answers.InstanceRemoval, 404, 409, 422),
     )
     async def delete(
         instance_id: str,
@@ -157,8 +157,16 @@ def make_instance_routes(
         deadline_s: Annotated[
             float, Query(gt=0, description="With `drain`: remove it after this long in any case.")
         ] = 600.0,
+        registered: Annotated[
+            bool, Query(description="Only if it has a registration; 409 for an instance of another source.")
+        ] = False,
     ) -> Response:
         """Without `drain` it is gone at once. Requests that run there are not cut off in either case."""
+        if registered and registrations.expires_in_s(instance_id) is None:
+            source = membership.source_of(known(instance_id).instance_id)
+            raise HTTPException(
+                409, f"instance {instance_id!r} is not registered; it is of the source {source}"
+            )
         registrations.forget(instance_id)
         try:
             if drain:

@@ -258,7 +258,7 @@ class GatewayStream:
                     sent.endpoints.append(address)
         prefill = await addresses.of(placement.prefill) if placement.disaggregated else None
         headers = request_headers(placement, prefill)
-        self._services.picks.made[GATEWAY, self._label(), 200] += 1
+        self._told(200, picked)
         removed = self._removed(headers)
         endpoints = ",".join(sent.endpoints)
         if self._request_mode == BODY_FULL_DUPLEX_STREAMED and part != "request_headers":
@@ -286,13 +286,25 @@ class GatewayStream:
     def _refused(self, error: RequestError) -> Iterable[bytes]:
         self._answered = True
         self._body = b""
-        self._services.picks.made[GATEWAY, self._label(), error.status] += 1
+        self._told(error.status)
         request_id = next((v for n, v in self._headers if n == b"x-request-id"), b"").decode("latin-1")
         body = error_shape(endpoint_of(self._path) or Endpoint.CHAT).body(error, request_id)
         return (answers.refused(error, body),)
 
-    def _label(self) -> str:
-        return endpoint_of(self._path) or "other"
+    def _told(self, status: int, picked: Picked | None = None) -> None:
+        """Count it, and write the line that the front door would."""
+        self._services.picks.made[GATEWAY, endpoint_of(self._path) or "other", status] += 1
+        if self._services.settings.log_requests:
+            placement = None if picked is None else picked.placement
+            logger.info(
+                "pick",
+                request_id=None if picked is None else picked.asked.request_id,
+                model="unknown" if placement is None else placement.model,
+                status=status,
+                placement_id=None if placement is None else placement.placement_id or None,
+                prefill=None if placement is None else placement.prefill.instance_id,
+                decode=None if placement is None else placement.decode.instance_id,
+            )
 
     # The response
 

@@ -16,6 +16,15 @@ STATIC = Path(__file__).parents[2] / "conductor" / "console" / "static"
 FILES = sorted(STATIC.iterdir())
 
 
+PAIRS = [
+    *(("ink", on) for on in ("page", "card", "sunk", "accent-soft")),
+    *(("soft", on) for on in ("page", "card", "sunk")),
+    *(("accent", on) for on in ("card", "accent-soft")),
+    *((kind, f"{kind}-soft") for kind in ("good", "warn", "bad")),
+    *(("bad", "card"), ("on-accent", "accent")),
+]
+
+
 @pytest.fixture
 def web() -> Iterator[TestClient]:
     app = FastAPI()
@@ -71,3 +80,35 @@ def test_nothing_comes_from_elsewhere_and_nothing_becomes_markup(path: Path) -> 
     )
     if path.suffix == ".html":
         assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*src=)", text)
+
+
+def themes() -> dict[str, dict[str, str]]:
+    """The colours of each theme by their names."""
+    text = (STATIC / "console.css").read_text()
+    blocks = re.findall(r"\n?\s*(:root[^{]*)\{([^}]*--page[^}]*)\}", text)
+    return {
+        selector.strip(): dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", body)) for selector, body in blocks
+    }
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, as WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_dark_is_the_same_whoever_chose_it() -> None:
+    light, by_system, by_hand = themes().values()
+    assert by_system == by_hand and light.keys() == by_hand.keys() and light != by_hand
+
+
+@pytest.mark.parametrize(("text", "ground"), PAIRS)
+def test_text_can_be_read_in_every_theme(text: str, ground: str) -> None:
+    for selector, colours in themes().items():
+        assert contrast(colours[text], colours[ground]) >= 4.5, selector

@@ -370,7 +370,7 @@ def test_the_tree_shows_prefixes_with_their_holders(api: TestClient, scheduler: 
 def test_every_route_is_documented(api: TestClient) -> None:
     schema = api.get("/openapi.json").json()
     ours = {p: m for p, m in schema["paths"].items() if not p.startswith("/v1/cache")}
-    assert len(ours) == 12
+    assert len(ours) == 14
     for path, methods in ours.items():
         for method, route in methods.items():
             assert route["summary"] and route["description"], (method, path)

@@ -19,7 +19,10 @@ from playwright.sync_api import Browser, Page, expect
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+    pytest.mark.timeout(180),  # some start two servers and a browser
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="chromium is not installed: make browser (Debian: apt-get install chromium)"
+    ),
 ]
 SYSTEM = "You answer questions about caches, in one sentence each. " * 40
 KEY = "console-key-9a8b7c"
@@ -84,7 +87,7 @@ def test_the_cluster_is_shown_as_it_is(watched: Watched, door: FrontDoor) -> Non
     cluster = door.get("/v1/cluster")
     figures = page.locator("#figures .figure")
     expect(figures.filter(has_text="Refused")).to_contain_text("of 12 placements")
-    reuse = figures.filter(has_text="Prompt tokens reused").locator(".value").inner_text()
+    reuse = figures.filter(has_text="Tokens reused").locator(".value").inner_text()
     assert float(reuse.split()[0].removesuffix("%")) == pytest.approx(
         cluster["window"]["token_reuse_planned"] * 100, abs=1
     )

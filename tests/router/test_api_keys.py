@@ -158,6 +158,33 @@ async def test_the_rest_api_is_for_administrators(cluster: Any, admin: bool) -> 
         assert (await door.client.get(path, headers=BEARER)).status_code == (404 if admin else 403)
 
 
+@pytest.mark.parametrize("registers", [False, True])
+async def test_a_key_that_registers_may_do_that_and_no_more(cluster: Any, registers: bool) -> None:
+    door = await cluster.door([await cluster.engine()], keys=ring(registers=registers))
+
+    async def refused(method: str, path: str) -> bool:
+        return (await door.client.request(method, path, headers=BEARER, json={})).status_code == 403
+
+    for method, path in (
+        ("PUT", "/v1/instances/e?ttl_s=15"),
+        ("POST", "/v1/instances/e/heartbeat"),
+        ("GET", "/v1/instances/e"),
+        ("DELETE", "/v1/instances/e?registered=true&drain=true"),
+    ):
+        assert await refused(method, path) is not registers
+    for method, path in (
+        ("PUT", "/v1/instances/e"),
+        ("PUT", "/v1/instances/e?ttl_s="),
+        ("DELETE", "/v1/instances/e"),
+        ("DELETE", "/v1/instances/e?registered=false"),
+        ("DELETE", "/v1/instances/e?registered=true&registered=false"),
+        ("GET", "/v1/instances"),
+        ("POST", "/v1/instances/e/other"),
+        ("GET", "/v1/placements"),
+    ):
+        assert await refused(method, path)
+
+
 async def test_requests_per_minute(cluster: Any) -> None:
     clock = Clock()
     door = await cluster.door([await cluster.engine()], keys=ring(requests_per_minute=2), clock=clock)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -262,17 +263,18 @@ async def kubernetes_api(port: int = 0, **options: Any) -> AsyncIterator[Kuberne
 
 
 @asynccontextmanager
-async def served(api: KubernetesApi, port: int = 0) -> AsyncIterator[None]:
+async def served(api: KubernetesApi, port: int = 0, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
     """From here until the end ``api`` can be reached; its state outlives that."""
     app = web.Application()
     app.router.add_get("/api/v1/pods", api.answer)
     app.router.add_get("/api/v1/namespaces/{namespace}/pods", api.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
     await site.start()
     assert site._server is not None
-    api.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+    scheme = "http" if tls is None else "https"
+    api.url = f"{scheme}://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
     try:
         yield
     finally:

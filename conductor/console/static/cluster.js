@@ -9,7 +9,7 @@ const ROLES = [["prefill", "Prefill"], ["decode", "Decode"], ["mixed", "Mixed"]]
 const TIERS = ["device", "host", "disk", "pod", "remote"];
 const HEALTH = {
   up: ["up", "good", ""], starting: ["starting", "info", "…"], draining: ["draining", "info", "↓"],
-  suspended: ["suspended", "warn", "!"], probing: ["trying again", "warn", "?"], down: ["down", "bad", "×"],
+  withheld: ["withheld", "info", "–"], suspended: ["suspended", "warn", "!"], probing: ["trying again", "warn", "?"], down: ["down", "bad", "×"],
 };
 
 export function clusterView(root, { feed, attempt }) {
@@ -132,7 +132,8 @@ function fillCard(element, drain, whole) {
     text(reason, row.health_reason);
     kv.set(row.kv_usage, percent(row.kv_usage), true);
     queue.set(row.queue_ms / 2000, duration(row.queue_ms), true);
-    running.set(row.active_decodes / 64, `${count(row.active_decodes)} placed`);
+    const placed = row.role === "prefill" ? row.pending_prefills : row.active_decodes;
+    running.set(placed / 64, `${count(placed)} placed`);
     const blocks = TIERS.map((tier) => row[`${tier}_blocks`]);
     const total = blocks.reduce((sum, each) => sum + each, 0);
     const room = Math.max(total, row.kv_capacity_tokens && row.block_size ? row.kv_capacity_tokens / row.block_size : total);
@@ -186,7 +187,7 @@ const pressure = (row) => Math.min(1, Math.max(row.kv_usage ?? 0, row.role === "
 const meaning = (role) => (role === "decode"
   ? "The filled part of a tile is the KV memory in use."
   : "The filled part of a tile is the KV memory in use or the prefill queue (2 s is full), whichever is more.")
-  + " ! suspended, ? trying again, × down, ↓ draining, … starting. Choose a tile for its figures.";
+  + " ! suspended, ? trying again, × down, – withheld, ↓ draining, … starting. Choose a tile for its figures.";
 
 function underWay(row) {
   const running = Math.max(row.active_decodes, row.pending_prefills);
@@ -198,7 +199,7 @@ function summary({ rows }) {
   const queues = rows.reduce((sum, row) => sum + row.queue_ms, 0) / rows.length;
   const usages = rows.filter((row) => row.kv_usage !== null);
   const usage = usages.length ? usages.reduce((sum, row) => sum + row.kv_usage, 0) / usages.length : null;
-  const requests = rows.reduce((sum, row) => sum + row.active_decodes, 0);
+  const requests = rows.reduce((sum, row) => sum + (row.role === "prefill" ? row.pending_prefills : row.active_decodes), 0);
   return [
     `${count(up)} of ${plural(rows.length, "instance")} up`, `${plural(requests, "request")} placed`,
     rows[0].role === "decode" ? null : `queue ${duration(queues)} on average`, `KV memory ${percent(usage)}`,

@@ -115,7 +115,7 @@ const FIGURES = [
   ["TBT, median", (c) => durationParts(c.window.tbt_p50_ms), (c) => `p99 ${duration(c.window.tbt_p99_ms)}, goal ${goal(c.objectives.tbt_ms)}`],
   ["Objectives met", (c) => share(c.window.goodput_share), (c) => `${rate(c.window.goodput_per_s)} good requests/s`,
     (c) => c.window.goodput_share !== null && c.window.goodput_share < 0.9],
-  ["Prompt tokens reused", (c) => share(c.window.token_reuse_planned), (c) => `engines say ${percent(c.window.token_reuse_reported)}`],
+  ["Tokens reused", (c) => share(c.window.token_reuse_planned), (c) => `engines say ${percent(c.window.token_reuse_reported)}`],
   ["Prefill queue, mean", (c) => durationParts(c.now.queue_mean_ms), (c) => `longest ${duration(c.now.queue_max_ms)}`],
   ["KV memory, mean", (c) => share(c.now.kv_usage_mean), (c) => `fullest ${percent(c.now.kv_usage_max)}`],
   ["Refused", (c) => [count(c.window.refused), ""], (c) => `of ${plural(c.window.placed + c.window.refused, "placement")}`,

@@ -110,6 +110,15 @@ def test_an_instance_leaves_by_itself(service: Service) -> None:
     assert service.scheduler.cluster.get("e") is None
 
 
+def test_leaving_takes_out_no_instance_of_another_source(service: Service) -> None:
+    refused = service.http.delete("/v1/instances/m0", params={"registered": True, "drain": True})
+    assert (refused.status_code, "of the source configuration" in refused.text) == (409, True)
+    assert not service.scheduler.cluster["m0"].draining
+    service.register("e")
+    assert service.http.delete("/v1/instances/e", params={"registered": True}).json()["status"] == "removed"
+    assert service.http.delete("/v1/instances/e", params={"registered": True}).status_code == 404
+
+
 def test_nobody_registers_as_another(service: Service) -> None:
     taken = service.register("m0")
     assert (taken.status_code, "another source (configuration)" in taken.text) == (409, True)

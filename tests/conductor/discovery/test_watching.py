@@ -12,12 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from certificates import Authority
 from cluster_factory import facts, make_scheduler
-from kubernetes_api import KubernetesApi, kubernetes_api, pod, served
+from kubernetes_api import TOKEN, KubernetesApi, kubernetes_api, pod, served
+from kubernetes_asyncio.config import incluster_config
 
 from conductor.cluster import Health
 from conductor.configuration_faults import ConfigError
-from conductor.discovery.kubernetes.api import PodApi
+from conductor.discovery.kubernetes.api import ApiError, PodApi
 from conductor.discovery.kubernetes.watching import SOURCE, KubernetesPods
 from conductor.discovery.roll import Roll
 from conductor.discovery_config import KubernetesConfig
@@ -229,6 +231,32 @@ async def test_several_selectors_are_one_source(tmp_path: Path) -> None:
             await until(lambda: "p-1" in followed.state.refused)
             server.delete("p-1")
             await until(lambda: not followed.state.refused)
+
+
+async def test_a_pod_asks_with_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Address, token, authority and namespace are where Kubernetes puts them."""
+    authority = Authority(tmp_path)
+    context = authority.server(authority.issue("api"))
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "namespace").write_text("gpu")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority.file))
+    monkeypatch.setattr("conductor.discovery.kubernetes.api._OWN_NAMESPACE", tmp_path / "namespace")
+    server = KubernetesApi()
+    server.put(pod("vllm-0", namespace="gpu"))
+    server.put(pod("vllm-1", namespace="llm"))
+    async with served(server, tls=context):
+        address = urlsplit(server.url)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(address.hostname))
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
+        config = KubernetesConfig.model_validate({"pods": [{"selector": "app=vllm"}]})
+        async with await PodApi.connect(config) as api:
+            pods, _ = await api.list_pods(None, "app=vllm")
+            assert [each["metadata"]["name"] for each in pods] == ["vllm-0"]
+            (tmp_path / "token").write_text("expired")
+        async with await PodApi.connect(config) as api:
+            with pytest.raises(ApiError, match="answered 401: Unauthorized; the service account needs"):
+                await api.list_pods(None, "app=vllm")
 
 
 async def test_without_a_way_to_the_server_the_key_is_named(
