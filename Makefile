@@ -30,6 +30,7 @@ browser:  ## Chromium, for tests of the console and of reports (Debian; needs ro
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 
 test: setup  ## the whole test suite, in two processes
+	@$(MAKE) --keep-going --silent --no-print-directory redis browser || echo "the tests that need them are skipped"
 	$(BIN)/pytest --numprocesses 2 --dist loadscope $(ARGS)
 
 test-lmcache: setup .venv-lmcache/.installed  ## against real LMCache servers, in a virtual environment of their own
