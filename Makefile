@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup run redis browser test test-lmcache test-mooncake lint types check bench docs clean
+.PHONY: help setup run redis browser test test-extended test-lmcache test-mooncake lint types check bench docs clean
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -29,9 +29,12 @@ browser:  ## Chromium, for tests of the console and of reports (Debian; needs ro
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] || { echo "chromium is missing: apt-get install chromium"; exit 1; }; \
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 
-test: setup  ## the whole test suite, in two processes
+test: setup  ## the test suite, in two processes
 	@$(MAKE) --keep-going --silent --no-print-directory redis browser || echo "the tests that need them are skipped"
-	$(BIN)/pytest --numprocesses 2 --dist loadscope $(ARGS)
+	$(BIN)/pytest --numprocesses 2 --dist loadscope -m 'not extended' $(ARGS)
+
+test-extended: setup  ## faults, restarts and scale that take half a minute each, one after the other
+	$(BIN)/pytest -m extended $(ARGS)
 
 test-lmcache: setup .venv-lmcache/.installed  ## against real LMCache servers, in a virtual environment of their own
 	LMCACHE_BIN=.venv-lmcache/bin $(BIN)/pytest -m lmcache tests/conductor/executors tests/end_to_end $(ARGS)

@@ -159,6 +159,7 @@ def test_churn_leaves_nothing_behind() -> None:
     check_churn(rounds=5, blocks_per_round=400_000)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_half_an_hour_of_a_busy_cluster_leaves_nothing_behind() -> None:
     """20 million blocks stored and as many removed: 64 engines with 2,800 new tokens a second each."""

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import openai
+import pytest
 from front_door_process import FrontDoor, front_door
 
 LONG = 12_000  # tokens; about a third of a second of prefill on the emulated engine
@@ -38,6 +39,7 @@ async def _burst(door: FrontDoor, count: int, **headers: str) -> list[object]:
         return await asyncio.gather(*(ask(number) for number in range(count)), return_exceptions=True)
 
 
+@pytest.mark.extended
 async def test_who_would_be_late_is_asked_to_come_back(tmp_path: Path) -> None:
     scheduling = "{objectives: {ttft_s: 1.0}, admission: {rule: early}}"
     with front_door(tmp_path, *_serve(tmp_path, scheduling)) as door:
@@ -73,6 +75,7 @@ async def test_a_full_queue_turns_away(tmp_path: Path) -> None:
         assert sum(not isinstance(answer, Exception) for answer in answers) >= 3
 
 
+@pytest.mark.extended
 async def test_a_bad_priority_is_refused_by_name(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "1") as door:
         (answer,) = await _burst(door, 1, **{"x-conductor-priority": "very high"})

@@ -125,6 +125,7 @@ def test_stopping_leaves_nothing_behind(tmp_path: Path, signum: int) -> None:
         assert "Traceback" not in printed
 
 
+@pytest.mark.extended
 def test_killing_the_front_door_ends_its_engines(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "1") as door:
         door.wait_until(lambda: len(door.engine_pids()) == 1, "the engine's start")

@@ -320,6 +320,7 @@ def test_a_tier_action_is_shown_and_cancelled(chromium: Browser, keyed: FrontDoo
         assert keyed.get(f"/v1/actions/{action['id']}")["state"] == "cancelled"
 
 
+@pytest.mark.extended
 def test_many_instances_are_tiles(chromium: Browser, tmp_path: Path) -> None:
     port = free_port()
     file = tmp_path / "cluster.yaml"
@@ -342,6 +343,7 @@ def test_many_instances_are_tiles(chromium: Browser, tmp_path: Path) -> None:
         engines.wait(timeout=30)
 
 
+@pytest.mark.extended
 def test_it_can_be_switched_off_and_a_server_that_ends_is_noticed(chromium: Browser, tmp_path: Path) -> None:
     env = {"CONDUCTOR_SERVER__CONSOLE": "false"}
     with front_door(tmp_path, "--emulate", "1", env=env) as without:

@@ -243,6 +243,7 @@ def test_who_would_be_late_is_shed_and_the_rest_is_told_what_is_wrong(
         assert answer.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.extended
 def test_an_engine_that_dies_and_then_the_picker(tmp_path: Path) -> None:
     port = free_port()
     emulation = tmp_path / "engines.json"
@@ -271,6 +272,7 @@ def test_an_engine_that_dies_and_then_the_picker(tmp_path: Path) -> None:
                     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.extended
 def test_responses_under_way_outlive_the_picker(owner: FrontDoor, tmp_path: Path) -> None:
     port = free_port()
     with front_door(tmp_path, "--config", settings(tmp_path, owner, port)) as door:
@@ -325,6 +327,7 @@ def over_tls(document: dict[str, Any], trusted: Path | None = None) -> None:
     filter_of(document, "ext_proc")["failure_mode_allow"] = False
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("own", [True, False], ids=["self-signed", "files"])
 def test_tls(owner: FrontDoor, tmp_path: Path, own: bool) -> None:
     port = free_port()
@@ -341,6 +344,7 @@ def test_tls(owner: FrontDoor, tmp_path: Path, own: bool) -> None:
             httpx.get(f"http://127.0.0.1:{port}/", trust_env=False)
 
 
+@pytest.mark.extended
 def test_what_cannot_be_listened_with_is_named(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     mixed = {

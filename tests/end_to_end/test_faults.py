@@ -74,6 +74,7 @@ def test_with_no_decode_engine_requests_are_refused_with_the_reason(tmp_path: Pa
         assert answer.headers["retry-after"]
 
 
+@pytest.mark.extended
 def test_a_request_that_waits_for_a_hung_engine_is_answered_by_another(tmp_path: Path) -> None:
     settings = {"CONDUCTOR_HEALTH__TIMEOUT_S": "0.3", "CONDUCTOR_HEALTH__INTERVAL_S": "0.2"}
     with front_door(tmp_path, "--emulate", "2", env=settings) as door:

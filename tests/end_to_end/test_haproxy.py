@@ -119,6 +119,7 @@ def test_keys_are_those_of_the_front_door(owner: FrontDoor, tmp_path: Path) -> N
         assert client.post("/v1/chat/completions", json=chat("hello"), headers=bearer).status_code == 200
 
 
+@pytest.mark.extended
 def test_an_engine_that_dies_and_then_the_picker(tmp_path: Path) -> None:
     emulation = tmp_path / "engines.json"
     emulation.write_text(json.dumps({"emulation": {"cluster": "3", "restart_after_s": 600}}))

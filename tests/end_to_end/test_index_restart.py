@@ -151,6 +151,7 @@ def test_the_next_process_knows_what_is_cached_and_what_happened_meanwhile(
     wait_for(lambda: index.matched()["busy"] == 0)
 
 
+@pytest.mark.extended
 def test_it_answers_before_anybody_registers_again_and_also_without_its_engines(
     index: IndexProcess, engines: list[KvPublisher]
 ) -> None:
@@ -168,6 +169,7 @@ def test_it_answers_before_anybody_registers_again_and_also_without_its_engines(
     assert index.streams()["engine"]["state"] == "connecting"
 
 
+@pytest.mark.extended
 def test_an_engine_that_restarted_meanwhile_has_only_new_content(
     index: IndexProcess, engines: list[KvPublisher]
 ) -> None:
@@ -187,6 +189,7 @@ def test_an_engine_that_restarted_meanwhile_has_only_new_content(
     wait_for(lambda: index.matched() == {"engine-0": 2, "engine-1": 2})
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -4,9 +4,11 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
 from front_door_process import conductor_command, front_door
 
 
+@pytest.mark.extended
 def test_decisions_of_a_running_cluster_replay_to_the_last_bit(tmp_path: Path) -> None:
     recording = tmp_path / "decisions.jsonl"
     options = ("--emulate", "2p2d", "--emulate-speed", "20", "--record", str(recording))

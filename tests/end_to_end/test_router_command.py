@@ -101,6 +101,7 @@ def test_conductors_are_killed_and_streams_go_on(tmp_path: Path) -> None:
         assert ask(url, 4).status_code == 200
 
 
+@pytest.mark.extended
 def test_what_cannot_be_is_said() -> None:
     for arguments, said in (
         (("--conductor", "nowhere"), "must look like HOST:PORT"),

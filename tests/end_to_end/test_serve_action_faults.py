@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from front_door_process import front_door
 
 CONFIG = """
@@ -15,6 +16,7 @@ tiers: {budget: {bytes_per_s: 1}}
 """
 
 
+@pytest.mark.extended
 def test_actions_wait_for_links_and_end_with_their_engine(tmp_path: Path) -> None:
     config = tmp_path / "cluster.yaml"
     config.write_text(CONFIG)

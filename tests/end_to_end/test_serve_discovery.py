@@ -124,6 +124,7 @@ def test_every_source_brings_instances_and_takes_them_away(tmp_path: Path, engin
                 sidecar.wait()
 
 
+@pytest.mark.extended
 def test_registrations_outlive_a_restart_and_a_killed_sidecar_leaves(
     tmp_path: Path, engines: list[str]
 ) -> None:
@@ -167,6 +168,7 @@ def test_registrations_outlive_a_restart_and_a_killed_sidecar_leaves(
         process.wait(timeout=30)
 
 
+@pytest.mark.extended
 def test_a_refused_registration_ends_the_command(tmp_path: Path, engines: list[str]) -> None:
     config = {"instances": [{"id": "here", "url": engines[0]}]}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))

@@ -112,6 +112,7 @@ def test_a_late_replica_knows_exactly_what_the_first_knows(site: Site, tmp_path:
             assert unauthorized.status_code == 401
 
 
+@pytest.mark.extended
 def test_instances_leaders_and_redis(site: Site, tmp_path: Path) -> None:
     with site.serve(tmp_path / "a") as a, site.serve(tmp_path / "b", "--workers", "2") as b:
         a.wait_until(lambda: share(a)["leads"] or share(b)["leads"], "leading")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from front_door_process import free_port, front_door
 from waiting import wait_for
 
@@ -25,6 +26,7 @@ def _complete(url: str, prompt: list[int]) -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.extended
 def test_the_index_survives_and_continues(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(3)]
     engine = subprocess.Popen(

@@ -128,6 +128,7 @@ async def test_a_killed_worker_takes_only_its_own_streams_along(tmp_path: Path) 
         assert len({process for process, _, _ in again}) == 2
 
 
+@pytest.mark.extended
 async def test_a_worker_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     config = tmp_path / "conductor.yaml"
     config.write_text("server: {workers: 2, worker_timeout_s: 2}\n")
@@ -154,8 +155,8 @@ async def test_a_worker_that_hangs_is_killed_and_started_again(tmp_path: Path) -
 
 async def test_streams_finish_before_the_workers_end(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "2", "--workers", "2") as door:
-        left = [door.process.pid, *children(door.process.pid)]
-        assert len(left) == 5
+        left = [door.process.pid, *children(door.process.pid), *door.engine_pids().values()]
+        assert len(left) == 6
         streaming = asyncio.gather(*(_stream(door, number, 400) for number in range(12)))
         while (await asyncio.to_thread(door.samples))["conductor_active_placements"] < 12:
             await asyncio.sleep(0.02)
@@ -166,6 +167,7 @@ async def test_streams_finish_before_the_workers_end(tmp_path: Path) -> None:
         assert not [pid for pid in left if alive(pid)]
 
 
+@pytest.mark.extended
 def test_workers_end_with_the_conductor(tmp_path: Path) -> None:
     with front_door(tmp_path, "--emulate", "1", "--workers", "2") as door:
         workers = door.worker_pids().values()
@@ -179,6 +181,7 @@ def test_workers_end_with_the_conductor(tmp_path: Path) -> None:
         assert not sockets.exists()
 
 
+@pytest.mark.extended
 async def test_limits_of_keys_hold_over_all_workers(tmp_path: Path) -> None:
     config = tmp_path / "conductor.yaml"
     config.write_text(
@@ -208,6 +211,7 @@ async def test_limits_of_keys_hold_over_all_workers(tmp_path: Path) -> None:
         assert "x-ratelimit-limit-requests" not in answer.headers
 
 
+@pytest.mark.extended
 def test_a_folder_that_sockets_do_not_fit_into_is_said_so(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
@@ -222,6 +226,7 @@ def test_a_folder_that_sockets_do_not_fit_into_is_said_so(tmp_path: Path) -> Non
     assert "set TMPDIR" in ended.stderr
 
 
+@pytest.mark.extended
 def test_an_address_in_use_is_said_so(door: FrontDoor, tmp_path: Path) -> None:
     port = door.url.rsplit(":", 1)[1]
     ended = subprocess.run(

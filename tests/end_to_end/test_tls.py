@@ -40,6 +40,7 @@ def shown(port: int, trusted: ssl.SSLContext) -> bytes | None:
         return wrapped.getpeercert(binary_form=True)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_over_https_and_a_renewed_certificate(tmp_path: Path, workers: int) -> None:
     authority = Authority(tmp_path)
@@ -126,6 +127,7 @@ def behind_tls(port: int, tls: ssl.SSLContext) -> Iterator[int]:
         thread.join()
 
 
+@pytest.mark.extended
 def test_engines_over_https(tmp_path: Path) -> None:
     """An emulated engine behind TLS with client certificates: probed, tokenized by, asked, its events followed."""
     authority = Authority(tmp_path)

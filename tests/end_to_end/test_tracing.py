@@ -54,6 +54,7 @@ def test_a_request_is_one_trace(tmp_path: Path, by_environment: bool) -> None:
         assert TRACE in door.log.read_text()
 
 
+@pytest.mark.extended
 def test_requests_of_all_workers_are_traced(tmp_path: Path) -> None:
     """Each worker exports its own spans: one trace a request, whichever process answered, none lost at the end."""
     file = tmp_path / "conductor.yaml"

@@ -134,6 +134,7 @@ def alive() -> int:
     return sum(isinstance(each, kinds) for each in gc.get_objects())
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(90 + REQUESTS // 50)
 async def test_every_request_is_answered_once_and_nothing_is_left_behind(cluster: Any) -> None:

@@ -38,6 +38,7 @@ def test_the_shipped_files_are_small_and_come_from_the_script() -> None:
     assert TOKENIZER.vocabulary_size == script["VOCABULARY_SIZE"] + len(script["SPECIAL_TOKENS"])
 
 
+@pytest.mark.extended
 def test_the_script_trains_a_tokenizer_that_gives_text_back() -> None:
     trained: Tokenizer = runpy.run_path(str(SCRIPT))["train"]()
     text = "<|im_start|>user\nGrüße, 世界! def f(x):\n\treturn x<|im_end|>\n"

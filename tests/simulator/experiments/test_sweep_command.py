@@ -149,6 +149,7 @@ def start_long_sweep(folder: Path, jobs: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     process = start_long_sweep(tmp_path, "2")
@@ -156,6 +157,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     process.communicate(timeout=30)  # until nobody holds its pipes
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_ends_it_with_a_message(tmp_path: Path, jobs: str) -> None:
