@@ -20,7 +20,9 @@ def test_joining_late_catches_up_by_replay(feed: Feed, engines: Make) -> None:
     for number in range(5):
         engine.publish(stored(100 + number, number, 99 + number if number else None))
     feed.follow(engine)
-    wait_for(lambda: feed.blocks(0, 1, 2, 3, 4) == 5)  # the last ones may not have been published when it asked
+    wait_for(
+        lambda: feed.blocks(0, 1, 2, 3, 4) == 5
+    )  # the last ones may not have been published when it asked
     assert feed.stats().state == "warm"
     assert feed.stats().last_seq == 4
     engine.publish(stored(105, 5, 104))
