@@ -29,6 +29,7 @@ def ask(url: str, tokens: int, *, stream: bool = False) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(240)
 def test_conductors_are_killed_and_streams_go_on(tmp_path: Path) -> None:
     with ExitStack() as stack:
