@@ -140,7 +140,8 @@ class WordTokens:
                     most_new -= sum(map(len, words))
                     if most_new < 0:
                         return None
-                self._learn(words)
+                if not self._learn(words):
+                    return None
         return None
 
     def _added_in(self, data: bytes) -> NDArray[np.int64] | None:
@@ -153,16 +154,23 @@ class WordTokens:
             found += (*match.span(), token)
         return np.array(found, np.int64)
 
-    def _learn(self, words: set[bytes]) -> None:
-        """Ask the library's model, and keep what it says; everything else is forgotten when there is no room."""
+    def _learn(self, words: set[bytes]) -> bool:
+        """Ask the library's model, and keep what it says; everything else is forgotten when there is no room.
+
+        False where a vocabulary lacks a byte: such a word has no token, or more of them than bytes, for which the
+        kernels have no room.
+        """
         letters = _letters()
         for word in words:
             shown = word.decode("latin-1").translate(letters)
             ids = np.array([token.id for token in self._model.tokenize(shown)], np.uint32)
+            if not 0 < len(ids) <= len(word):
+                return False
             with self._lock:
                 if not self._table.has_room(word, ids):
                     self._table = _Table(self._table.max_words)
                 self._table.keep(word, ids)
+        return True
 
 
 def word_tokens_of(

@@ -207,6 +207,20 @@ def test_a_vocabulary_larger_than_the_table_is_tokenized_all_the_same() -> None:
         assert tokens.tolist() == encoder(tokenizer)(text).tolist()
 
 
+@pytest.mark.parametrize("falls_back", [True, False])
+def test_a_vocabulary_that_lacks_bytes_is_left_to_the_library_where_it_does(falls_back: bool) -> None:
+    letters = {letter: number for number, letter in enumerate("abc")}
+    fallback = {f"<0x{byte:02X}>": 100 + byte for byte in range(256)} if falls_back else {}
+    tokenizer = Tokenizer(models.BPE({**letters, **fallback}, [], byte_fallback=falls_back))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    words = by_words(tokenizer)
+    known = words.tokens("abc<|end|>cab")
+    assert known is not None
+    assert known.tolist() == encoder(tokenizer)("abc<|end|>cab").tolist()
+    assert words.tokens("abc é  abc") is None
+
+
 def test_words_longer_than_the_table_are_tokenized_all_the_same() -> None:
     tokenizer = as_llama_3()
     words = by_words(tokenizer, max_words=2)
