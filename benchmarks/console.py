@@ -12,7 +12,6 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,23 +128,24 @@ async def measured(instances: int, times: int) -> dict[str, Any]:
     return {"instances": instances, "answers": answers, "core_share": views}
 
 
-def main(say: Callable[[str], None] = print) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args()
     results = [asyncio.run(measured(count, 5 if options.quick else 40)) for count in (4, 100, 1_000)]
+    if options.json:
+        print(json.dumps({"benchmark": "console", "clusters": results}))
+        return
     for result in results:
-        say(f"{result['instances']} instances")
+        print(f"{result['instances']} instances")
         for path, figures in result["answers"].items():
             times = f"{figures['cpu_ms']:7.2f} ms CPU, holds {figures['held_ms']:6.2f} ms"
-            say(f"  {path:32} {times}, {figures['bytes']:8,} bytes")
+            print(f"  {path:32} {times}, {figures['bytes']:8,} bytes")
         shares = ", ".join(f"{view} {share:.2%}" for view, share in result["core_share"].items())
-        say(f"  one console takes of a core: {shares}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        print(f"  one console takes of a core: {shares}")
 
 
 if __name__ == "__main__":

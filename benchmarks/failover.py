@@ -242,11 +242,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="how often each is killed")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--quick", action="store_true", help="one round, 12 clients")
+    parser.add_argument("--quick", action="store_true", help="one round, 6 clients")
     options = parser.parse_args()
     watched_s = WATCHED_S
     if options.quick:
-        options.rounds, options.clients, watched_s = 1, min(options.clients, 12), QUICK_WATCHED_S
+        options.rounds, options.clients, watched_s = 1, min(options.clients, 6), QUICK_WATCHED_S
     figures = asyncio.run(run(options.rounds, options.clients, watched_s))
     if options.json:
         print(json.dumps(figures))
