@@ -177,9 +177,9 @@ async def run_fault(
     return result
 
 
-async def run(rounds: int, clients: int, watched_s: float) -> dict[str, Any]:
+async def run(rounds: int, clients: int, engines: int, watched_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="failover-") as folder:
-        site = Site(Path(folder), conductors=2, routers=3, engines=3)
+        site = Site(Path(folder), conductors=2, routers=3, engines=engines)
         try:
             return await _measure(site, rounds, clients, watched_s)
         finally:
@@ -242,12 +242,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="how often each is killed")
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--quick", action="store_true", help="one round, 6 clients")
+    parser.add_argument("--quick", action="store_true", help="one round, 6 clients, 2 engines")
     options = parser.parse_args()
-    watched_s = WATCHED_S
+    engines, watched_s = 3, WATCHED_S
     if options.quick:
+        engines = 2
         options.rounds, options.clients, watched_s = 1, min(options.clients, 6), QUICK_WATCHED_S
-    figures = asyncio.run(run(options.rounds, options.clients, watched_s))
+    figures = asyncio.run(run(options.rounds, options.clients, engines, watched_s))
     if options.json:
         print(json.dumps(figures))
         return
