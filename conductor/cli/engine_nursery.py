@@ -36,7 +36,7 @@ class EngineNursery:
 
     async def begin(self, name: str, arguments: list[str]) -> RunningEngine:
         """Fork an engine; none of that name may be running. Raises ConnectionError when the nursery dies."""
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None:
             # A session of its own: Ctrl-C reaches this process only, which then stops the engines in order.
             command = (sys.executable, "-m", "simulator.emulator.nursery")
             self._process = await asyncio.create_subprocess_exec(
@@ -51,11 +51,12 @@ class EngineNursery:
 
     async def close(self) -> None:
         """What still runs ends with the nursery."""
-        if self._process is not None and self._reading is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+        process = self._process
+        if process is not None and self._reading is not None:
+            assert process.stdin is not None
+            process.stdin.close()
             await self._reading
-            await self._process.wait()
+            await process.wait()
 
     async def _read(self, process: Process) -> None:
         assert process.stdout is not None
@@ -68,6 +69,7 @@ class EngineNursery:
                 self._beginning.pop(name).set_result(engine)
             else:
                 self._running.pop(name).ended.set_result(report["code"])
+        self._process = None  # it is gone, even where nobody has been told of its end yet
         for engine in self._running.values():
             engine.ended.set_result(None)
         for begun in self._beginning.values():
