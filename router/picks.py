@@ -94,15 +94,13 @@ class Picks(Collector):
 
 
 def request_headers(placement: Placement, prefill_address: str | None) -> dict[str, str]:
-    """What an engine, or the sidecar before it, is told beside the client's headers."""
+    """What an engine, or the sidecar before it, is told beside the client's headers, and anybody may see."""
     headers: dict[str, str] = {}
     target = placement.decode
     if prefill_address is not None:
         headers["x-prefiller-host-port"] = prefill_address
     if target.ranks > 1:
         headers["x-data-parallel-rank"] = str(target.rank)
-    if target.api_key is not None:
-        headers["authorization"] = f"Bearer {target.api_key}"
     return headers
 
 

@@ -253,11 +253,15 @@ class GatewayStream:
         sent.endpoints.append(first)
         if placement.placement_id:
             for target in self._around.alternatives(placement.placement_id):
+                if target.api_key != placement.decode.api_key:
+                    continue  # it would get the key of another engine
                 address = addresses.known(target)
                 if address is not None and (self._subset is None or address in self._subset):
                     sent.endpoints.append(address)
         prefill = await addresses.of(placement.prefill) if placement.disaggregated else None
         headers = request_headers(placement, prefill)
+        if placement.decode.api_key is not None:  # only gateways come to this port
+            headers["authorization"] = f"Bearer {placement.decode.api_key}"
         self._told(200, picked)
         removed = self._removed(headers)
         endpoints = ",".join(sent.endpoints)

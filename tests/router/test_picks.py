@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -75,6 +76,15 @@ async def test_the_answer_names_the_engine_in_header_and_body(door: Door) -> Non
     assert (
         door.metric("conductor_requests_total", model="llama", endpoint="/v1/completions", code="200") is None
     )
+
+
+async def test_whoever_may_send_requests_does_not_learn_the_engines_keys(door: Door) -> None:
+    for instance in door.scheduler.cluster:
+        for rank in instance.ranks:
+            rank.target = replace(rank.target, api_key="secret-of-the-engine")
+    answer = await door.http.post(PATH, json=BODY)
+    assert answer.status_code == 200
+    assert "secret-of-the-engine" not in answer.text + str(answer.headers)
 
 
 async def test_a_pick_that_is_told_of_ends_then(door: Door) -> None:

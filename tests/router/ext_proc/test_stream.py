@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -132,6 +133,18 @@ def headers_set(answers: list[Any]) -> dict[str, str]:
 def refusal(answers: list[Any]) -> tuple[int, dict[str, Any]]:
     immediate = answers[-1].immediate_response
     return immediate.status.code, orjson.loads(immediate.body)["error"]
+
+
+async def test_an_engine_gets_its_own_key_and_no_other_does() -> None:
+    gateway = Gateway()
+    keys = {"10.0.0.0:8000": "one", "10.0.0.1:8000": "one", "10.0.0.2:8000": "other"}
+    for instance in gateway.scheduler.cluster:
+        for rank in instance.ranks:
+            rank.target = replace(rank.target, api_key=keys[f"{rank.target.host}:{rank.target.port}"])
+    told = headers_set(await gateway.stream().asked())
+    endpoints = told[DESTINATION].split(",")
+    assert told["authorization"] == f"Bearer {keys[endpoints[0]]}"
+    assert {keys[endpoint] for endpoint in endpoints} == {keys[endpoints[0]]}
 
 
 @pytest.mark.parametrize("mode", MODES)
