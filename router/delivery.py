@@ -30,6 +30,7 @@ from router.heads import Headers, forwarded_fields, request_head
 from router.hedging import FirstBytes, Hedge
 from router.inference import InferenceRequest
 from router.legs import DecodeLeg
+from router.placement_question import placement_question
 from router.refusals import given_up, not_placed, not_retried
 from router.services import logger
 from router.terms import RequestTerms
@@ -123,23 +124,14 @@ class Delivery:
             self.placed(placement)
 
     def _asked(self) -> PlacementRequest:
-        request, prompt, previous = self._request, self._prompt, self.placement
-        return PlacementRequest(
+        previous = self.placement
+        return placement_question(
+            self._request,
+            self._prompt,
+            self._terms,
             request_id=self._exchange.request_id,
-            model=request.model,
-            tokens=prompt.tokens,
-            prompt_tokens=prompt.prompt_tokens,
-            token_source=prompt.source,
-            token_fallback=prompt.fallback,
-            streamed=request.stream,
-            max_output_tokens=request.max_output_tokens,
-            cache_salt=request.cache_salt,
-            tenant=self._terms.tenant,
-            route=request.endpoint.value,
-            priority=self._terms.priority,
             arrived_s=self._exchange.started_s,
-            ttft_objective_s=self._terms.ttft_objective_s,
-            tbt_objective_s=self._terms.tbt_objective_s,
+            streamed=self._request.stream,
             excluded=_excluded(self._tried),
             retry_of=previous.placement_id or None if previous is not None else None,
             grant=self._exchange.grant_number,

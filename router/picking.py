@@ -16,9 +16,10 @@ from router.errors import RequestError
 from router.heads import Headers, client_request_id
 from router.inference import PATHS, Endpoint, InferenceRequest, parse_inference
 from router.picks import Pick
+from router.placement_question import placement_question
 from router.placement_view import placement_view
 from router.refusals import not_placed
-from router.terms import RequestTerms, parse_terms
+from router.terms import parse_terms
 from router.tokens import NO_TOKENS, Prompt, failure_of, untokenized
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ async def pick(services: RouterServices, given: GatewayRequest) -> Picked:
             request_id=request_id,
             arrived_s=given.arrived_s,
             excluded=given.excluded,
-            sees_first_byte=given.sees_first_byte,
+            streamed=request.stream and given.sees_first_byte,
         )
         placement = await _placed(services, asked, computes=endpoint.computes)
         if placement.disaggregated and not endpoint.generates:
@@ -163,39 +164,6 @@ async def prompt_of(services: RouterServices, request: InferenceRequest) -> Prom
     if view is None:
         return untokenized(request, None)
     return services.tokens.prompt_at_once(view) or await services.tokens.prompt(view)
-
-
-def placement_question(
-    request: InferenceRequest,
-    prompt: Prompt,
-    terms: RequestTerms,
-    *,
-    request_id: str,
-    arrived_s: float,
-    excluded: frozenset[str] = _NOTHING,
-    sees_first_byte: bool = False,
-    grant: int = 0,
-) -> PlacementRequest:
-    """A prefill whose end nobody will tell of is taken to end as predicted, as of an answer that comes whole."""
-    return PlacementRequest(
-        request_id=request_id,
-        model=request.model,
-        tokens=prompt.tokens,
-        prompt_tokens=prompt.prompt_tokens,
-        token_source=prompt.source,
-        token_fallback=prompt.fallback,
-        streamed=request.stream and sees_first_byte,
-        max_output_tokens=request.max_output_tokens,
-        cache_salt=request.cache_salt,
-        tenant=terms.tenant,
-        route=request.endpoint.value,
-        priority=terms.priority,
-        arrived_s=arrived_s,
-        ttft_objective_s=terms.ttft_objective_s,
-        tbt_objective_s=terms.tbt_objective_s,
-        excluded=excluded,
-        grant=grant,
-    )
 
 
 def count(services: RouterServices, prompt: Prompt, placement: Placement, *, computes: bool) -> None:
