@@ -101,7 +101,7 @@ def test_a_prefill_whose_client_leaves_sends_the_decode_home(
     prefill: Any, decode: Any, bootstrap_port: int
 ) -> None:
     body = {
-        "prompt": [100 + number % 900 for number in range(9_000)],  # long enough to leave meanwhile
+        "prompt": [100 + number % 900 for number in range(60_000)],  # long enough to leave meanwhile
         "bootstrap_host": "127.0.0.1",
         "bootstrap_port": bootstrap_port,
         "bootstrap_room": 80,
@@ -110,7 +110,7 @@ def test_a_prefill_whose_client_leaves_sends_the_decode_home(
         waiting = asked(decode, pool, bootstrap_port, 80, prompt=body["prompt"])
         decode.eventually("vllm:num_requests_waiting", 1)
         with pytest.raises(httpx.ReadTimeout):
-            prefill.http.post("/v1/completions", json=body, timeout=0.005)
+            prefill.http.post("/v1/completions", json=body, timeout=0.02)
         answer = waiting.result()
     assert answer.status_code == 500
     prefill.eventually("vllm:kv_cache_usage_perc", 0)
