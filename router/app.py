@@ -28,6 +28,8 @@ _SUMMARIES = {
     Endpoint.EMBEDDINGS: "Embeddings",
     Endpoint.RERANK: "Documents ranked by a query",
     Endpoint.SCORE: "Scores of pairs of texts",
+    Endpoint.TOKENS: "vLLM's tokens in, tokens out, streamed or not",
+    Endpoint.GENERATE: "SGLang's generation from text or token ids, streamed or not",
     Endpoint.TOKENIZE: "Token ids of a prompt or chat",
     Endpoint.DETOKENIZE: "Text of token ids",
 }

@@ -212,7 +212,7 @@ class Exchange:
         if self._account is not None:
             self._grant = self._account.enter(self.started_s)
         self._terms = parse_terms(self._headers, self._key)
-        request = parse_inference(self.endpoint, self.body)
+        request = parse_inference(self.endpoint, self.body, self.services.only_model)
         if self._key is not None:
             self._key.check_model(request.model)
         if self.trace is not None:

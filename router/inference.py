@@ -25,6 +25,8 @@ class Endpoint(StrEnum):
     EMBEDDINGS = "/v1/embeddings"
     RERANK = "/v1/rerank"
     SCORE = "/v1/score"
+    TOKENS = "/inference/v1/generate"  # vLLM's: token ids in, token ids out
+    GENERATE = "/generate"  # SGLang's
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
 
@@ -39,7 +41,19 @@ class Endpoint(StrEnum):
         return self is not Endpoint.TOKENIZE and self is not Endpoint.DETOKENIZE
 
 
-_GENERATING: Final = frozenset((Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES))
+_GENERATING: Final = frozenset(
+    (
+        Endpoint.CHAT,
+        Endpoint.COMPLETIONS,
+        Endpoint.RESPONSES,
+        Endpoint.MESSAGES,
+        Endpoint.TOKENS,
+        Endpoint.GENERATE,
+    )
+)
+# Engines' own APIs: their clients need not name the model, for an engine has one.
+_MODEL_OPTIONAL: Final = frozenset((Endpoint.TOKENS, Endpoint.GENERATE))
+_SGLANG_OUTPUT_TOKENS: Final = 128  # where a request does not say
 
 PATHS: Final = {endpoint.value: endpoint for endpoint in Endpoint} | {
     "/rerank": Endpoint.RERANK,
@@ -54,6 +68,8 @@ _CHECKS: Final[dict[Endpoint, Callable[[dict[str, Any]], None]]] = {
     Endpoint.EMBEDDINGS: request_fields.check_embeddings,
     Endpoint.RERANK: request_fields.check_rerank,
     Endpoint.SCORE: request_fields.check_score,
+    Endpoint.TOKENS: request_fields.check_tokens,
+    Endpoint.GENERATE: request_fields.check_generate,
     Endpoint.TOKENIZE: request_fields.check_tokenize,
     Endpoint.DETOKENIZE: request_fields.check_detokenize,
 }
@@ -77,8 +93,13 @@ class InferenceRequest:
         self.document = {}
 
 
-def parse_inference(endpoint: Endpoint, body: bytes | bytearray) -> InferenceRequest:
-    """Check what the router relies on; the rest is the engine's to judge. Raises RequestError (400)."""
+def parse_inference(
+    endpoint: Endpoint, body: bytes | bytearray, only_model: Callable[[], str | None] = lambda: None
+) -> InferenceRequest:
+    """Check what the router relies on; the rest is the engine's to judge. Raises RequestError (400).
+
+    ``only_model`` names the one model that is served here, for APIs whose requests need not.
+    """
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -90,6 +111,8 @@ def parse_inference(endpoint: Endpoint, body: bytes | bytearray) -> InferenceReq
     if not isinstance(document, dict):
         reject(None, f"The request body must be a JSON object, not {json_type(document)}.")
     model = document.get("model")
+    if model is None and endpoint in _MODEL_OPTIONAL:
+        model = only_model()
     if not isinstance(model, str) or not model:
         if "model" in document:
             reject("model", f"'model' must be a non-empty string, not {json_type(model)}.")
@@ -115,6 +138,11 @@ def _max_output_tokens(endpoint: Endpoint, document: dict[str, Any]) -> int | No
         return 1  # it ends where a prefill ends
     if endpoint is Endpoint.RESPONSES:
         return integer(document, "max_output_tokens", minimum=1)
+    if endpoint is Endpoint.TOKENS:
+        return integer(document["sampling_params"], "max_tokens", minimum=0)
+    if endpoint is Endpoint.GENERATE:
+        limit = integer(sampling_params(document), "max_new_tokens", minimum=0)
+        return _SGLANG_OUTPUT_TOKENS if limit is None else limit
     limit = integer(document, "max_tokens", minimum=0)
     if endpoint is Endpoint.MESSAGES:
         return limit
@@ -128,6 +156,14 @@ def first_prompt(prompt: Any) -> Any:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         return prompt[0]
     return prompt
+
+
+def sampling_params(document: dict[str, Any]) -> dict[str, Any]:
+    """Of a request that has them apart; of a batch, the first prompt's."""
+    given = document.get("sampling_params")
+    if isinstance(given, list):
+        given = given[0] if given else None
+    return given if isinstance(given, dict) else {}
 
 
 def truncated(tokens: Tokens, document: dict[str, Any]) -> Tokens:

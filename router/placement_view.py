@@ -16,6 +16,11 @@ from router.inference import Endpoint, InferenceRequest
 
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 _ENGINE_STATE = ("previous_response_id", "conversation", "prompt")
+# What makes another prompt, or another cache, of the same token ids.
+_NOT_TOKENS = (
+    *("features", "image_data", "video_data", "audio_data", "input_embeds", "positional_embed_overrides"),
+    *("session_params", "lora_path", "extra_key"),
+)
 
 
 def placement_view(request: InferenceRequest) -> InferenceRequest | None:
@@ -32,7 +37,18 @@ def placement_view(request: InferenceRequest) -> InferenceRequest | None:
             given = document.get("input")
             if isinstance(given, list) and isinstance(given[0], int | list):
                 return replace(request, endpoint=Endpoint.COMPLETIONS, document={"prompt": given})
+        case Endpoint.TOKENS:
+            return _of_tokens(request, document["token_ids"])
+        case Endpoint.GENERATE:
+            return _of_tokens(request, document.get("text") or document.get("input_ids"))
     return None
+
+
+def _of_tokens(request: InferenceRequest, prompt: Any) -> InferenceRequest:
+    for name in _NOT_TOKENS:
+        if request.document.get(name):
+            raise TokenizationError(f"what {name!r} stands for is known to the engine alone")
+    return replace(request, endpoint=Endpoint.COMPLETIONS, document={"prompt": prompt})
 
 
 def _of_responses(document: dict[str, Any]) -> dict[str, Any]:

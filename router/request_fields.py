@@ -85,6 +85,28 @@ def check_score(document: dict[str, Any]) -> None:
             reject(name, f"'{name}' must be a text or a list of texts, not {json_type(document[name])}.")
 
 
+def check_tokens(document: dict[str, Any]) -> None:
+    """vLLM's: one prompt of token ids."""
+    _filled_list(document, "token_ids", "Send the prompt's token ids.")
+    if not isinstance(document.get("sampling_params"), dict):
+        found = json_type(document.get("sampling_params"))
+        reject("sampling_params", f"'sampling_params' must be an object, not {found}.")
+
+
+def check_generate(document: dict[str, Any]) -> None:
+    """SGLang's: a text, token ids, or a list of either."""
+    given = [name for name in ("text", "input_ids", "input_embeds") if document.get(name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "neither"
+        reject(
+            "text", f"Send 'text', a string, or 'input_ids', a list of token ids: one of them, not {found}."
+        )
+    _text_or_list(given[0], document[given[0]], "Send at least one character or token id.")
+    params = document.get("sampling_params")
+    if params is not None and not isinstance(params, dict | list):
+        reject("sampling_params", f"'sampling_params' must be an object, not {json_type(params)}.")
+
+
 def check_tokenize(document: dict[str, Any]) -> None:
     if document.get("messages") is not None:
         check_chat(document)

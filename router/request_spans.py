@@ -26,6 +26,8 @@ _OPERATIONS: Final = {
     Endpoint.RESPONSES: "chat",
     Endpoint.MESSAGES: "chat",
     Endpoint.COMPLETIONS: "text_completion",
+    Endpoint.TOKENS: "text_completion",
+    Endpoint.GENERATE: "text_completion",
     Endpoint.EMBEDDINGS: "embeddings",
     Endpoint.RERANK: "rerank",
     Endpoint.SCORE: "score",

@@ -158,6 +158,11 @@ class RouterServices:
         for exchange in list(self.active):
             exchange.placement_revoked(placement_id, error)
 
+    def only_model(self) -> str | None:
+        """The model that is served here, where it is one only, adapters and aliases apart."""
+        models = [card.model for card in self.placements.models() if card.parent is None]
+        return models[0] if len(models) == 1 else None
+
     def new_request_id(self) -> str:
         return f"{self._request_prefix}-{next(self._request_numbers):x}"
 

@@ -20,6 +20,7 @@ NO_USAGE = Usage()
 def usage_from_tail(tail: bytes) -> Usage:
     """Read the last ``usage`` object in ``tail``, which may begin in the middle of a response.
 
+    Where there is none, SGLang's ``meta_info``, which has the same names.
     Quotes inside generated text are escaped in JSON, so text cannot be mistaken for the object. In Anthropic's
     API ``input_tokens`` are those that no cache had; the names of the Responses API are the same otherwise.
     """
@@ -27,7 +28,9 @@ def usage_from_tail(tail: bytes) -> Usage:
     if at < 0:
         at = tail.rfind(b'"usage"')
         if at < 0 or _USAGE.match(tail, at) is None:
-            return NO_USAGE
+            at = tail.rfind(b'"meta_info":{')
+            if at < 0:
+                return NO_USAGE
     counts = dict(_COUNT.findall(tail, at, at + _USAGE_BYTES))
     if b"input_tokens" not in counts:
         return Usage(

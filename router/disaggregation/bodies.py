@@ -7,8 +7,9 @@ from typing import Any
 
 import orjson
 
-from router.inference import Endpoint, InferenceRequest, first_prompt
+from router.inference import Endpoint, InferenceRequest, first_prompt, sampling_params
 
+_SAMPLING_APART = frozenset((Endpoint.TOKENS, Endpoint.GENERATE))
 _CONTRADICT_ONE_TOKEN = frozenset(("stream_options", "min_tokens", "min_completion_tokens"))
 
 
@@ -19,14 +20,21 @@ def forwarded_body(request: InferenceRequest, model: str) -> bytes | bytearray:
     return orjson.dumps({**request.document, "model": model})
 
 
+def prompts_of(request: InferenceRequest) -> int | None:
+    """How many prompts a list of them brings; None where the request brings one, and not in a list."""
+    document = request.document
+    prompt: Any = document.get("prompt")
+    if request.endpoint is Endpoint.GENERATE:
+        prompt = document.get("text") or document.get("input_ids")
+    return None if prompt is first_prompt(prompt) else len(prompt)
+
+
 def has_one_answer(request: InferenceRequest) -> bool:
     """Whether it is one prompt's one answer, so that one transfer of KV is all of it."""
     document = request.document
-    prompt = document.get("prompt")
+    asked = sampling_params(document) if request.endpoint in _SAMPLING_APART else document
     return (
-        document.get("n") in (None, 1)
-        and document.get("best_of") in (None, 1)
-        and (prompt is first_prompt(prompt) or len(document["prompt"]) == 1)
+        asked.get("n") in (None, 1) and asked.get("best_of") in (None, 1) and prompts_of(request) in (None, 1)
     )
 
 
@@ -37,6 +45,11 @@ def one_token_document(request: InferenceRequest, model: str) -> dict[str, Any]:
     }
     document["model"] = model
     document["stream"] = False
+    if request.endpoint is Endpoint.TOKENS:
+        asked = {**sampling_params(document), "max_tokens": 1}
+        asked.pop("min_tokens", None)
+        document["sampling_params"] = asked
+        return document
     if request.endpoint is Endpoint.RESPONSES:
         document["max_output_tokens"] = 1
         document["store"] = False  # the answer that counts is the decode instance's
@@ -48,6 +61,23 @@ def one_token_document(request: InferenceRequest, model: str) -> dict[str, Any]:
     else:
         document.pop("max_completion_tokens", None)
     return document
+
+
+def with_transfer(document: dict[str, Any], endpoint: Endpoint, params: object) -> dict[str, Any]:
+    """The document with vLLM's ``kv_transfer_params``, where engines read them."""
+    if endpoint is not Endpoint.TOKENS:
+        return {**document, "kv_transfer_params": params}
+    asked = sampling_params(document)
+    extra = {**(asked.get("extra_args") or {}), "kv_transfer_params": params}
+    return {**document, "sampling_params": {**asked, "extra_args": extra}}
+
+
+def body_with_transfer(request: InferenceRequest, model: str, transfer: bytes) -> bytes:
+    """The request with vLLM's ``kv_transfer_params``, given as JSON."""
+    if request.endpoint is not Endpoint.TOKENS:
+        return body_with(request, model, {"kv_transfer_params": transfer})
+    document = {**request.document, "model": model}
+    return orjson.dumps(with_transfer(document, request.endpoint, orjson.Fragment(transfer)))
 
 
 def body_with(request: InferenceRequest, model: str, fields: Mapping[str, bytes]) -> bytes:

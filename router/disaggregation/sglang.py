@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from conductor.placement import Target
-from router.disaggregation.bodies import body_with
+from router.disaggregation.bodies import body_with, prompts_of
 from router.disaggregation.protocol import HandoffError, JointHandoff, PrefillAnswer
 from router.heads import host_in_url
 from router.inference import InferenceRequest
@@ -52,16 +52,15 @@ class SglangHandoff(JointHandoff):
         self._ranks = ranks
 
     def body(self, request: InferenceRequest, model: str) -> bytes:
-        prompt = request.document.get("prompt")
         host, port, room = self._host, self._port, self._room
-        if not isinstance(prompt, list) or isinstance(prompt[0], int):
+        prompts = prompts_of(request)
+        if prompts is None:
             fields: dict[str, object] = {
                 "bootstrap_host": host,
                 "bootstrap_port": port,
                 "bootstrap_room": room,
             }
         else:
-            prompts = len(prompt)
             fields = {
                 "bootstrap_host": [host] * prompts,
                 "bootstrap_port": [port] * prompts,

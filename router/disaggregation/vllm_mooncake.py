@@ -8,11 +8,11 @@ import msgspec
 import orjson
 
 from conductor.placement import Target
-from router.disaggregation.bodies import body_with, has_one_answer, one_token_document
+from router.disaggregation.bodies import body_with_transfer, has_one_answer, one_token_document, with_transfer
 from router.disaggregation.bootstrap import bootstrap_target
 from router.disaggregation.prefill_usage import PrefillUsage
 from router.disaggregation.protocol import HandoffError, PrefillAnswer
-from router.inference import InferenceRequest
+from router.inference import Endpoint, InferenceRequest
 
 
 class _Rank(msgspec.Struct):
@@ -67,7 +67,7 @@ class MooncakeHandoff:
 
     def hands_over(self, request: InferenceRequest) -> bool:
         """Several prompts or answers would share the transfer id."""
-        return has_one_answer(request)
+        return request.endpoint is not Endpoint.GENERATE and has_one_answer(request)
 
     def bootstrap_answered(self, body: bytes) -> None:
         try:
@@ -79,7 +79,8 @@ class MooncakeHandoff:
 
     def prefill_body(self, request: InferenceRequest, model: str) -> bytes:
         asked = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": self._transfer_id}
-        return orjson.dumps({**one_token_document(request, model), "kv_transfer_params": asked})
+        document = one_token_document(request, model)
+        return orjson.dumps(with_transfer(document, request.endpoint, asked))
 
     def prefill_answer(self, body: bytes) -> PrefillAnswer:
         try:
@@ -99,4 +100,4 @@ class MooncakeHandoff:
         return PrefillAnswer(msgspec.json.encode(transfer), cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
-        return body_with(request, model, {"kv_transfer_params": transfer})
+        return body_with_transfer(request, model, transfer)

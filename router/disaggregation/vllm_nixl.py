@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import orjson
 
-from router.disaggregation.bodies import body_with, has_one_answer, one_token_document
+from router.disaggregation.bodies import body_with_transfer, has_one_answer, one_token_document, with_transfer
 from router.disaggregation.prefill_usage import PrefillUsage
 from router.disaggregation.protocol import HandoffError, PrefillAnswer, Stateless
-from router.inference import InferenceRequest
+from router.inference import Endpoint, InferenceRequest
 
 
 class _TransferParams(msgspec.Struct):
@@ -43,10 +43,11 @@ class VllmNixl(Stateless):
 
     def hands_over(self, request: InferenceRequest) -> bool:
         """The blocks are one prompt's, and are given up when the first of several answers has pulled them."""
-        return has_one_answer(request)
+        return request.endpoint is not Endpoint.GENERATE and has_one_answer(request)
 
     def prefill_body(self, request: InferenceRequest, model: str) -> bytes:
-        return orjson.dumps({**one_token_document(request, model), "kv_transfer_params": self._ASK})
+        document = one_token_document(request, model)
+        return orjson.dumps(with_transfer(document, request.endpoint, self._ASK))
 
     def prefill_answer(self, body: bytes) -> PrefillAnswer:
         try:
@@ -61,4 +62,4 @@ class VllmNixl(Stateless):
         return PrefillAnswer(transfer if params is not None else None, cached_tokens)
 
     def decode_body(self, request: InferenceRequest, model: str, transfer: bytes) -> bytes:
-        return body_with(request, model, {"kv_transfer_params": transfer})
+        return body_with_transfer(request, model, transfer)

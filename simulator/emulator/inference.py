@@ -96,6 +96,15 @@ class InferenceService:
         if model is not None and model != self.model:
             raise ApiError(404, f"The model `{model}` does not exist.", "NotFoundError", "model")
 
+    def check_ids(self, tokens: Sequence[int], param: str) -> None:
+        if max(tokens) >= self.tokenizer.vocabulary_size:
+            raise bad_request(f"Token id {max(tokens)} is out of vocabulary.", param)
+
+    def choice(self, request: GenerationRequest, prompt: Sequence[int], index: int) -> Choice:
+        """A text answer to a prompt."""
+        limits = request.limits(len(prompt), self.max_model_len)
+        return Choice(prompt, self._writer.answer(prompt, index, limits))
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -133,16 +142,13 @@ class InferenceService:
         self.check_model(request.model)
         if request.logprobs is not None or request.echo or request.suffix:
             raise bad_request("This engine supports neither logprobs nor echo nor suffix.")
-        choices = []
+        choices: list[Choice] = []
         for given in request.prompts():
             prompt = await self.encode(given) if isinstance(given, str) else given
             if not prompt:
                 raise bad_request("The prompt is empty.", "prompt")
-            if max(prompt) >= self.tokenizer.vocabulary_size:
-                raise bad_request(f"Token id {max(prompt)} is out of vocabulary.", "prompt")
-            limits = request.limits(len(prompt), self.max_model_len)
-            for index in range(request.n or 1):
-                choices.append(Choice(prompt, self._writer.answer(prompt, index, limits)))
+            self.check_ids(prompt, "prompt")
+            choices += [self.choice(request, prompt, index) for index in range(request.n or 1)]
         if not choices:
             raise bad_request("The prompt is empty.", "prompt")
         if request.kv_transfer_params and len(request.prompts()) > 1:
@@ -157,9 +163,7 @@ class InferenceService:
             text = self.tokenizer.render(messages, tools)
         except TemplateError as error:
             raise bad_request(str(error), param) from None
-        prompt = await self.encode(text, add_special_tokens=False)
-        limits = request.limits(len(prompt), self.max_model_len)
-        return Choice(prompt, self._writer.answer(prompt, 0, limits))
+        return self.choice(request, await self.encode(text, add_special_tokens=False), 0)
 
     def job(
         self,

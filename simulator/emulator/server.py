@@ -36,6 +36,7 @@ from simulator.emulator.responder import InferenceEndpoint
 from simulator.emulator.responses_api import ResponsesApi
 from simulator.emulator.rooms import Rooms, RoomVisitor
 from simulator.emulator.tier_admin import TierAdmin
+from simulator.emulator.token_apis import TokenApis
 from simulator.emulator.tokens import TOKENIZER_FOLDER, ChatTokenizer, TemplateError
 from simulator.engine import Engine, EngineLimits
 from simulator.host_tier import HostTier
@@ -192,7 +193,7 @@ class EmulatedEngine:
 
     def _application(self) -> Starlette:
         service = self._service
-        pooling = PoolingApi(service)
+        pooling, tokens = PoolingApi(service), TokenApis(service)
         return Starlette(
             routes=[
                 _post("/v1/chat/completions", InferenceEndpoint(service, service.chat)),
@@ -201,6 +202,8 @@ class EmulatedEngine:
                 _post(
                     "/v1/messages", InferenceEndpoint(service, MessagesApi(service).prepare, messages_error)
                 ),
+                _post("/inference/v1/generate", InferenceEndpoint(service, tokens.tokens)),
+                _post("/generate", InferenceEndpoint(service, tokens.generate)),
                 Route("/v1/embeddings", pooling.embeddings, methods=["POST"]),
                 *(Route(path, pooling.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank")),
                 *(Route(path, pooling.score, methods=["POST"]) for path in ("/v1/score", "/score")),

@@ -7,6 +7,7 @@ import pytest
 from front_door_process import FrontDoor
 
 MODEL = "emulated-8b"
+IDS = list(range(300, 700))
 LONG = "Why is a cache? " * 100  # a short prompt would be prefilled where it decodes
 
 
@@ -110,3 +111,25 @@ def test_tokens_there_and_back_on_every_instance(cluster: FrontDoor) -> None:
         assert back.json()["prompt"] == "Hello there"
         asked.add(back.headers["x-conductor-decode-instance"])
     assert asked == {"prefill-0", "prefill-1", "decode-0", "decode-1"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference/v1/generate", {"token_ids": IDS, "sampling_params": {"max_tokens": 20}}),
+        ("/generate", {"input_ids": IDS[::-1], "sampling_params": {"max_new_tokens": 20}}),
+    ],
+)
+def test_tokens_in_find_their_prefix_again(cluster: FrontDoor, path: str, body: dict) -> None:
+    overlap = str((len(IDS) - 1) // 16 * 16)  # the last block of a prompt is computed again
+
+    def found() -> bool:
+        answer = cluster.http.post(path, json=body)
+        assert answer.status_code == 200
+        return answer.headers["x-conductor-overlap-tokens"] == overlap
+
+    cluster.wait_until(found, "the prefix is found")
+    streamed = cluster.http.post(path, json={**body, "stream": True})
+    why = _why(cluster, streamed.headers)
+    assert (why["token_source"], why["route"], why["overlap_tokens"]) == ("client", path, int(overlap))
+    assert streamed.text.endswith("data: [DONE]\n\n")

@@ -172,6 +172,8 @@ class Engine:
         """What a healthy vLLM does: prefill legs, streams and plain answers."""
         document = request.document
         params = document.get("kv_transfer_params")
+        if "token_ids" in document:
+            params = document["sampling_params"].get("extra_args", {}).get("kv_transfer_params")
         if params and params.get("do_remote_decode"):
             body = orjson.dumps(ANSWER)[:-1] + b',"kv_transfer_params":' + TRANSFER + b"}"
             writer.write(json_response(body))
