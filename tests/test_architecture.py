@@ -1,6 +1,8 @@
 """Imports point one way: cache_index <- conductor <- router; simulator uses conductor and cache_index."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,19 @@ def test_no_module_is_a_drawer() -> None:
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             assert path.stem.lstrip("_") not in drawers, path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "simulator.emulator.nursery",
+        *(f"conductor.cli.{name}" for name in ("cache", "plan", "register", "top")),
+    ],
+)
+def test_what_needs_no_compiler_starts_without_one(module: str) -> None:
+    asked = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run(
+        (sys.executable, "-c", asked), cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert module in loaded
+    assert not {"numba", "llvmlite", "ortools"} & set(loaded)

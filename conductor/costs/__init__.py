@@ -1,22 +1,8 @@
-"""The cost model: every estimate of the scheduler, in seconds, comes from here."""
+"""The cost model: every estimate of the scheduler, in seconds, comes from here.
 
-from conductor.costs.calibration import Calibration, dump_calibrations, load_calibrations
-from conductor.costs.exposure import Exposure
-from conductor.costs.instance_class import Floats, InstanceClass, Ints, Speed
-from conductor.costs.tables import ClusterTables
-from conductor.costs.topology import DEFAULT_LINKS, Distance, Topology
+What is exported is listed in ``__init__.pyi`` and imported when it is asked for.
+"""
 
-__all__ = [
-    "DEFAULT_LINKS",
-    "Calibration",
-    "ClusterTables",
-    "Distance",
-    "Exposure",
-    "Floats",
-    "InstanceClass",
-    "Ints",
-    "Speed",
-    "Topology",
-    "dump_calibrations",
-    "load_calibrations",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,6 +3,9 @@
 import signal
 import socket
 import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import openai
@@ -10,9 +13,31 @@ import pytest
 import yaml
 from front_door_process import alive, children, conductor_command, front_door
 
+from conductor.cli import main
+
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(conductor_command(*arguments), capture_output=True, text=True, timeout=60)
+
+
+@dataclass(frozen=True)
+class Ended:
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """A command within this process, which has imported what every command imports."""
+
+    def ended(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["conductor", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Ended(end.value.code or 0, *capsys.readouterr())
+
+    return ended
 
 
 COMMANDS = [
@@ -33,14 +58,14 @@ COMMANDS = [
 ]
 
 
-def test_every_command_is_listed() -> None:
-    listed = _run("--help").stdout
+def test_every_command_is_listed(run: Callable[..., Ended]) -> None:
+    listed = run("--help").stdout
     assert all(command in listed for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
-    helped = _run(command, "--help")
+def test_every_command_explains_itself(run: Callable[..., Ended], command: str) -> None:
+    helped = run(command, "--help")
     assert helped.returncode == 0
     assert "Usage" in helped.stdout
 
@@ -67,8 +92,8 @@ def test_the_version_is_printed() -> None:
         (["register", "e", "http://x:1", "--set", "rnks=2"], "unknown key 'rnks'; did you mean 'ranks'?"),
     ],
 )
-def test_mistakes_are_one_clear_message(arguments: list[str], said: str) -> None:
-    done = _run(*arguments)
+def test_mistakes_are_one_clear_message(run: Callable[..., Ended], arguments: list[str], said: str) -> None:
+    done = run(*arguments)
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

@@ -74,6 +74,7 @@ def assert_closed(url: str, headers: dict[str, str], status: int, inference: set
 
 
 INFERENCE = {
+    *("/inference/v1/generate", "/generate"),
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
     *("/v1/rerank", "/rerank", "/v1/score", "/score", "/tokenize", "/detokenize"),
 }

@@ -1,0 +1,20 @@
+from .calibration import Calibration, dump_calibrations, load_calibrations
+from .exposure import Exposure
+from .instance_class import Floats, InstanceClass, Ints, Speed
+from .tables import ClusterTables
+from .topology import DEFAULT_LINKS, Distance, Topology
+
+__all__ = [
+    "DEFAULT_LINKS",
+    "Calibration",
+    "ClusterTables",
+    "Distance",
+    "Exposure",
+    "Floats",
+    "InstanceClass",
+    "Ints",
+    "Speed",
+    "Topology",
+    "dump_calibrations",
+    "load_calibrations",
+]
