@@ -8,7 +8,10 @@ the bytes seen so far consist of whole chunks.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_LINE_BYTES = 16 * 1024  # chunk size line or trailer field
@@ -27,6 +30,11 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
+
+_LONG_PIECE_BYTES = 1_024  # in which there may be chunks enough for a compiled walk to pay
+
+# Compiled (`router.chunk_walk`), in a process that has loaded the compiler anyway.
+walk_chunks: Callable[..., tuple[int, int, int]] | None = None
 
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r")
 _chunk_sizes: dict[bytes, int] = {}  # size lines repeat: most streamed events have one of few lengths
@@ -154,6 +162,14 @@ class BodyFramer:
     def _feed_chunks(self, data: bytes, pos: int, sink: list[bytes] | None) -> int:
         size = len(data)
         self.boundary = pos
+        if (
+            walk_chunks is not None
+            and sink is None
+            and size - pos > _LONG_PIECE_BYTES
+            and not (self._line or self._trailers)
+        ):
+            walked = walk_chunks(np.frombuffer(data, np.uint8), pos, self._remaining)
+            self.boundary, pos, self._remaining = walked
         while pos < size:
             remaining = self._remaining  # bytes of the current chunk's data, its line end included
             if remaining:

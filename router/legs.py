@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from router.attempt import Attempt
 
 _SMALL_PIECE_BYTES = 32  # "[DONE]" and the last chunk arrive in pieces of this size: no usage in them
+_EVENT_BYTES = 16_384  # more than a stream's last event has
 _MAX_HELD_BYTES = 256 * 1024  # of an incomplete chunk; beyond it, it is passed on as it comes
 
 
@@ -204,6 +205,8 @@ class DecodeLeg(Leg):
 
     def usage(self) -> Usage:
         tail = self._tail
+        if self.head is not None and self.head.event_stream:  # what comes last is an event, which is short
+            tail = tail[-_EVENT_BYTES:]
         return usage_from_tail(tail if len(tail) > 4_096 else self._tail_before + tail)
 
     def response_head(self, head: ResponseHead) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import ssl
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -133,6 +134,10 @@ class RouterServices:
 
     def start(self) -> None:
         """Begin to watch deadlines and idle connections."""
+        if "numba" in sys.modules:  # which would cost a worker without tokenizers 54 MB
+            from router import chunk_walk, framing
+
+            framing.walk_chunks = chunk_walk.compiled_walk()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
 

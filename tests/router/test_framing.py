@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router import framing
+from router.chunk_walk import compiled_walk
 from router.framing import BodyFramer, FramingError, parse_head
 
 payloads = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
@@ -161,3 +163,34 @@ def test_heads(block: bytes, keep_alive: bool, chunked: bool, content_length: in
 def test_malformed_heads_are_refused(block: bytes) -> None:
     with pytest.raises(FramingError):
         parse_head(block)
+
+
+@given(
+    responses(),
+    st.lists(st.integers(0, 2_000), max_size=12),
+    st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=3)), max_size=2),
+)
+def test_the_compiled_walk_is_the_interpreted_one(
+    response: tuple[bytes, bytes, bytes], places: list[int], damages: list[tuple[int, bytes]]
+) -> None:
+    head, body, behind = response
+    for place, damage in damages:
+        body = body[:place] + damage + body[place + len(damage) :]
+    pieces = cut(body + behind, places)
+    assert _walked(head, pieces, compiled=True) == _walked(head, pieces, compiled=False)
+
+
+def _walked(head: bytes, pieces: list[bytes], *, compiled: bool) -> list[object]:
+    """What the framer says behind each piece."""
+    framer, said = BodyFramer(parse_head(head[:-4])), list[object]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(framing, "walk_chunks", compiled_walk() if compiled else None)
+        patch.setattr(framing, "_LONG_PIECE_BYTES", 0)
+        for piece in pieces:
+            try:
+                said.append((framer.feed(piece), framer.boundary, framer.complete))
+            except FramingError as error:
+                return [*said, str(error)]
+            if framer.complete:
+                break
+    return said
