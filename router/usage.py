@@ -7,6 +7,7 @@ import re
 from conductor.placement import Usage
 
 _USAGE_BYTES = 2_048  # of the object, from its start
+_META_BYTES = 1_024  # before the answer's length, where SGLang may have told the prompt's
 
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _COUNT = re.compile(
@@ -20,7 +21,7 @@ NO_USAGE = Usage()
 def usage_from_tail(tail: bytes) -> Usage:
     """Read the last ``usage`` object in ``tail``, which may begin in the middle of a response.
 
-    Where there is none, SGLang's ``meta_info``, which has the same names.
+    Where there is none, SGLang's ``meta_info`` is read, whose counts may stand behind many log probabilities.
     Quotes inside generated text are escaped in JSON, so text cannot be mistaken for the object. In Anthropic's
     API ``input_tokens`` are those that no cache had; the names of the Responses API are the same otherwise.
     """
@@ -28,9 +29,10 @@ def usage_from_tail(tail: bytes) -> Usage:
     if at < 0:
         at = tail.rfind(b'"usage"')
         if at < 0 or _USAGE.match(tail, at) is None:
-            at = tail.rfind(b'"meta_info":{')
+            at = tail.rfind(b'"completion_tokens":')
             if at < 0:
                 return NO_USAGE
+            at = max(at - _META_BYTES, 0)
     counts = dict(_COUNT.findall(tail, at, at + _USAGE_BYTES))
     if b"input_tokens" not in counts:
         return Usage(

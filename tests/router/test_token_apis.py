@@ -12,6 +12,7 @@ from conductor.placement import ModelCard, Target, TokenSource, Usage
 from router import PromptTokenizer, TokenService
 from router.disaggregation import JointHandoff, handoff_protocol
 from router.inference import Endpoint, parse_inference
+from router.usage import usage_from_tail
 from simulator.emulator.tokens import TOKENIZER_FOLDER
 
 TOKENS, GENERATE = "/inference/v1/generate", "/generate"
@@ -163,6 +164,13 @@ def test_sglangs_engines_meet_in_rooms(prompts: dict[str, Any], rooms: int | Non
     request = parse_inference(Endpoint.GENERATE, orjson.dumps(prompts), lambda: "m")
     room = orjson.loads(handoff.body(request, "m"))["bootstrap_room"]
     assert isinstance(room, int) if rooms is None else len(room) == rooms
+
+
+def test_sglangs_usage_behind_log_probabilities() -> None:
+    logprobs = b",".join(b"[-1.5,%d,null]" % token for token in range(4_000))
+    meta = b'"meta_info":{"prompt_tokens":9,"output_token_logprobs":[%b],' % logprobs
+    counts = b'"completion_tokens":4000,"cached_tokens":8}}'
+    assert usage_from_tail(meta + counts) == Usage(None, 4_000, 8)
 
 
 async def test_sglangs_usage_is_read(cluster: Any) -> None:
