@@ -1,4 +1,5 @@
 from .approximate import ApproximateResidency
+from .changes import Changes
 from .event_source import EventSource, StreamBooks
 from .event_sources import EventSources
 from .events import (
@@ -36,6 +37,7 @@ __all__ = [
     "BlocksRemoved",
     "BlocksStored",
     "CacheIndex",
+    "Changes",
     "EventBatch",
     "EventSource",
     "EventSources",

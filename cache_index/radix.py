@@ -9,12 +9,14 @@ between the positions where it changes.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import kernels as k
 from cache_index.arrays import NO_LIMIT, KernelArrays
+from cache_index.changes import Changes
 from cache_index.hashing import Hashes, Namespace
 from cache_index.kernel_set import entry_point
 from cache_index.residency import HeldRange, Holder, HotPrefix, IndexStats, Tier
@@ -48,6 +50,7 @@ class CacheIndex:
         self._slots = Slots(self._arrays)
         self._store, self._match = entry_point(k.store), entry_point(k.match)
         self._remove, self._remove_linked = entry_point(k.remove), entry_point(k.remove_linked)
+        self._apply = entry_point(k.apply)
 
     @property
     def max_blocks(self) -> int | None:
@@ -150,6 +153,24 @@ class CacheIndex:
                 self._arrays.make_room(to_store=False)
             self._slots.maintain(blocks)
             return unknown
+
+    def apply(self, owners: Sequence[tuple[Holder, Tier]], namespace: Namespace, changes: Changes) -> None:
+        """`store` and `remove` for many holders at once, in the order of the changes.
+
+        For a block or two at a time that takes a tenth of the time. Raises UnknownHolderError, with nothing
+        applied, when one of ``owners`` is not registered.
+        """
+        rows, chains, removed = changes.rows, changes.chains, changes.removed
+        domain = namespace.domain_word
+        with self._lock:
+            slots = np.array([self._slots.of(holder, tier) for holder, tier in owners], np.int64)
+            address, stop, row, done = self._arrays.address, len(rows), 0, 0
+            while True:
+                row, done = self._apply(address, slots, rows, chains, removed, domain, row, done)
+                if row == stop:
+                    break
+                self._arrays.make_room()
+            self._slots.maintain(changes.blocks)
 
     def resolve(self, engine_key: int, namespace: Namespace) -> int | None:
         """The sequence hash of the block that was stored with this engine key, None if unknown."""

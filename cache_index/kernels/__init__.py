@@ -4,6 +4,7 @@ Numba's cache does not see edits in other files, so compiled code is kept under 
 together (``compilation``). What Python calls is exported here, with the words of the state that it reads.
 """
 
+from cache_index.kernels.changes import apply
 from cache_index.kernels.compilation import CACHE_DIRECTORY, compile_all
 from cache_index.kernels.eviction import drop_any, drop_leaves
 from cache_index.kernels.growth import migrate, refill, unused_from
@@ -25,6 +26,7 @@ __all__ = [
     "CACHE_DIRECTORY",
     "ONE",
     "ZERO",
+    "apply",
     "compile_all",
     "count_by_depth",
     "describe_node",

@@ -16,6 +16,8 @@ kernel, compile_all = KERNELS.kernel, KERNELS.compile_all
 STATE = types.int64  # address of the state
 INTEGER = types.int64
 WORD = types.uint64
+IN_I64 = types.Array(types.int64, 1, "C", readonly=True)
+IN_ROWS = types.Array(types.int64, 2, "C", readonly=True)
 IN_U64 = types.Array(types.uint64, 1, "C", readonly=True)
 IN_U32 = types.Array(types.uint32, 1, "C", readonly=True)
 OUT_U64 = types.Array(types.uint64, 1, "C")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_index import Tier
+from cache_index import Changes, Tier
 from cache_index.kernel_set import entry_point
 from simulator.cluster.copies import route
 from simulator.cluster.engine_state import chain, make_state, stores_of
@@ -70,15 +70,6 @@ class Gauges:
     running: NDArray[np.int32]
     waiting: NDArray[np.int32]
     kv_usage: Floats
-
-
-class StoreChange(msgspec.Struct, frozen=True, gc=False):
-    """Blocks that a store has from now on, or has no more; ``parent`` is the hash before them, 0 for none."""
-
-    store: int
-    stored: bool
-    hashes: Words
-    parent: int
 
 
 class Engines:
@@ -193,21 +184,18 @@ class Engines:
         notices = counters.item(k.C_NOTICES)
         return now_s, self._state.notices[:notices].tolist() if notices else []
 
-    def changes(self) -> Iterator[StoreChange]:
-        """What stores have and have no more since the last call, in order for each of them."""
-        if not self._state.counters[k.C_EVENTS]:
-            return
+    def changes(self) -> Changes | None:
+        """What stores got and lost since the last call, in order for each of them; None for nothing.
+
+        Valid until the next call.
+        """
+        if not self._state.counters.item(k.C_EVENTS):
+            return None
         if len(self._changes) < len(self._state.events):
             self._changes = np.empty((len(self._state.events), 5), _INT)
             self._removed = np.empty(len(self._state.events), np.uint64)
-        hashes = self._state.hashes
         rows = self._drain(self._address, self._changes, self._removed)
-        for store, stored, start, stop, first in self._changes[:rows].tolist():
-            if stored:
-                parent = hashes.item(start - 1) if start > first else 0
-                yield StoreChange(store, True, hashes[start:stop], parent)
-            else:
-                yield StoreChange(store, False, self._removed[start:stop], 0)
+        return Changes(self._changes[:rows], self._state.hashes, self._removed)
 
     def gauges(self, now_s: float) -> Gauges:
         """What engines would say of themselves now."""

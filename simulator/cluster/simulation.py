@@ -360,13 +360,9 @@ class ClusterSimulation:
 
     def _tell_index(self) -> None:
         """What engines and pools store and evict, as their event streams would tell it, without their delay."""
-        index = self.scheduler.index
-        for change in self.engines.changes():
-            holder, tier = self._holders[change.store]
-            if change.stored:
-                index.store(holder, tier, self._namespace, change.hashes, parent=change.parent)
-            else:
-                index.remove(holder, tier, self._namespace, change.hashes)
+        changes = self.engines.changes()
+        if changes is not None:
+            self.scheduler.index.apply(self._holders, self._namespace, changes)
 
     def _poll(self, now_s: float) -> None:
         """Report gauges as of the last poll time that has passed: nothing has changed since the last event."""

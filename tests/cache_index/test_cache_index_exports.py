@@ -11,6 +11,7 @@ def test_exported_names() -> None:
         "BlocksRemoved",
         "BlocksStored",
         "CacheIndex",
+        "Changes",
         "EventBatch",
         "HeldRange",
         "Holder",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from index_oracle import MOST_COPIES, NAMESPACE, OTHER, Both, chain
 
-from cache_index import CacheIndex, Holder, Namespace, Tier, UnknownHolderError
+from cache_index import CacheIndex, Changes, Holder, Namespace, Tier, UnknownHolderError
 from cache_index.arrays import MINIMUM_CAPACITY
 
 HOLDERS = [Holder(f"instance-{number}", number % 2) for number in range(6)]
@@ -56,6 +56,13 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(holder=holders, tier=tiers, hashes=pieces(), namespace=st.sampled_from([NAMESPACE, OTHER]))
     def remove(self, holder: Holder, tier: Tier, hashes: np.ndarray, namespace: Namespace) -> None:
         self.both.remove(holder, tier, hashes, namespace)
+
+    @rule(
+        stretches=st.lists(st.tuples(holders, tiers, st.booleans(), pieces()), max_size=8),
+        namespace=st.sampled_from([NAMESPACE, OTHER]),
+    )
+    def apply(self, stretches: list[tuple[Holder, Tier, bool, np.ndarray]], namespace: Namespace) -> None:
+        self.both.apply([each for each in stretches if each[0] in self.both.plain.holders], namespace)
 
     @rule(holder=holders, tier=st.one_of(st.none(), tiers))
     def clear(self, holder: Holder, tier: Tier | None) -> None:
@@ -230,6 +237,51 @@ def test_a_row_given_away_carries_nothing_over() -> None:
     assert index.register(Holder("new")) == row
     assert not index.match(NAMESPACE, hashes).any()
     assert index.residencies(Holder("new")) == set()
+
+
+def test_many_changes_at_once_leave_what_they_would_one_by_one() -> None:
+    """Of long chains, so that room is made in the middle of a change; a chain goes on where it was left."""
+    at_once, one_by_one = CacheIndex(), CacheIndex()
+    random_ = random.Random(5)
+    owners = [(holder, tier) for holder in HOLDERS for tier in (Tier.DEVICE, Tier.HOST)]
+    for holder in HOLDERS:
+        at_once.register(holder)
+        one_by_one.register(holder)
+    chains = np.concatenate([chain(number, 5_000) for number in range(8)])
+    removed = np.concatenate([chain(number, 5_000)[::-1] for number in range(8)])
+    rows = []
+    for _ in range(300):
+        first, stored = 5_000 * random_.randrange(8), random_.random() < 0.7
+        start = first + random_.randrange(5_000)
+        stop = start + random_.randrange(5_000 - (start - first))
+        rows.append((random_.randrange(len(owners)), int(stored), start, stop, first))
+    at_once.apply(owners, NAMESPACE, Changes(np.array(rows, np.int64), chains, removed))
+    for owner, stored, start, stop, first in rows:
+        holder, tier = owners[owner]
+        if stored:
+            parent = int(chains[start - 1]) if start > first else 0
+            one_by_one.store(holder, tier, NAMESPACE, chains[start:stop], parent=parent)
+        else:
+            one_by_one.remove(holder, tier, NAMESPACE, removed[start:stop])
+    for number in range(8):
+        hashes = chain(number, 5_000)
+        assert (at_once.match(NAMESPACE, hashes) == one_by_one.match(NAMESPACE, hashes)).all()
+    for holder in HOLDERS:
+        assert at_once.residencies(holder) == one_by_one.residencies(holder)
+    assert at_once.stats().blocks == one_by_one.stats().blocks > MINIMUM_CAPACITY
+    trees = (each.tree(limit=40_000).nodes for each in (at_once, one_by_one))
+    mine, theirs = ({(n.hash, n.parent, n.depth, frozenset(n.holders)) for n in nodes} for nodes in trees)
+    assert mine == theirs
+
+
+def test_changes_of_unknown_holders_change_nothing() -> None:
+    index = CacheIndex()
+    index.register(HOLDERS[0])
+    hashes = chain(1, 4)
+    changes = Changes(np.array([(0, 1, 0, 4, 0)], np.int64), hashes, hashes[:0])
+    with pytest.raises(UnknownHolderError):
+        index.apply([(HOLDERS[0], Tier.DEVICE), (HOLDERS[1], Tier.DEVICE)], NAMESPACE, changes)
+    assert index.stats().residencies == 0
 
 
 def test_unknown_holders() -> None:

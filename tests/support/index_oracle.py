@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from cache_index import CacheIndex, Holder, Namespace, Tier, kernels
+from cache_index import CacheIndex, Changes, Holder, Namespace, Tier, kernels
 from cache_index.snapshot import load, save
 
 NAMESPACE = Namespace("model", 16)
@@ -110,6 +111,25 @@ class Both:
     ) -> None:
         self.index.remove(holder, tier, namespace, hashes)
         self.plain.remove(holder, tier, namespace, hashes)
+
+    def apply(
+        self,
+        stretches: Sequence[tuple[Holder, Tier, bool, np.ndarray]],
+        namespace: Namespace = NAMESPACE,
+    ) -> None:
+        """What was stored (True) and removed, in order; all that is stored begins a chain."""
+        owners: list[tuple[Holder, Tier]] = list(
+            dict.fromkeys((holder, tier) for holder, tier, *_ in stretches)
+        )
+        sides: dict[bool, list[int]] = {True: [], False: []}
+        rows = []
+        for holder, tier, stored, hashes in stretches:
+            start = len(sides[stored])
+            sides[stored] += hashes.tolist()
+            rows.append((owners.index((holder, tier)), stored, start, len(sides[stored]), start))
+            (self.plain.store if stored else self.plain.remove)(holder, tier, namespace, hashes)
+        chains, removed = (np.array(sides[stored], np.uint64) for stored in (True, False))
+        self.index.apply(owners, namespace, Changes(np.array(rows, np.int64).reshape(-1, 5), chains, removed))
 
     def clear(self, holder: Holder, tier: Tier | None = None) -> None:
         self.index.clear(holder, tier)

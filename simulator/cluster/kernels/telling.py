@@ -32,10 +32,9 @@ _INT, _SECONDS = types.int64, types.float64
 
 @KERNELS.kernel(_INT, types.int64[:, ::1], types.uint64[::1], nogil=False)
 def drain(state, changes, removed):
-    """Write what stores have to tell into ``changes``, rows of (store, stored, start, stop, first).
+    """Write what stores have to tell, in order for each of them; returns the number of rows.
 
-    ``stored`` 1: the hashes from ``start`` to ``stop``, of a chain that begins at ``first``; 0: a range of
-    ``removed``. In order for each store. Returns the number of rows.
+    ``changes`` and ``removed`` are those of a `Changes`, its owners the stores, its chains the hashes.
     """
     rows, gone = 0, 0
     for store in range(a.stores(state).shape[0]):

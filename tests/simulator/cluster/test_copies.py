@@ -89,11 +89,14 @@ def test_what_was_copied_is_told_and_loaded_by_the_next_request() -> None:
     again = structs.replace(one, number=1, arrival_s=50.0, prompt_tokens=101)
     drive = Drive(cluster(), [Sent(one), Sent(again, engine=1, plan_blocks=10)], block_tokens=BLOCK)
     drive.run(until_s=10.0)
-    list(drive.engines.changes())
+    drive.engines.changes()
     drive.copy(7, one, HOST_0, HOST_1, 10)
     drive.wait(20.0)
-    (change,) = drive.engines.changes()
-    assert (change.store, change.stored, change.hashes.tolist()) == (HOST_1, True, one.hashes.tolist())
+    changes = drive.engines.changes()
+    assert changes is not None
+    ((store, stored, start, stop, first),) = changes.rows.tolist()
+    assert (store, stored, first) == (HOST_1, 1, start)
+    assert changes.chains[start:stop].tolist() == one.hashes.tolist()
     assert drive.run()[1].loaded[Tier.HOST] == 100
 
 
