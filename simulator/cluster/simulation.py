@@ -33,6 +33,7 @@ from conductor.tier_planner_config import TierPlannerConfig
 from simulator.cluster.engine_state import Store, stores_of
 from simulator.cluster.engines import Engines, Load, flat_hashes
 from simulator.cluster.kernels import layout as k
+from simulator.cluster.kernels.arrays import Floats
 from simulator.cluster.layout import MODEL
 from simulator.cluster.looks import Looks
 from simulator.cluster.results import Outcome, RequestResult, Simulated
@@ -92,6 +93,7 @@ class ClusterSimulation:
         self._outages = _changes_of(cluster.outages)
         self._next_poll_s = 0.0
         self._looks = Looks(tuple(self._numbers))
+        self._untold: tuple[float, Floats] | None = None  # the latest gauges, of when, and not yet told
         self._tier_planner = tier_planner
         self._action_budget = action_budget or LinkBudget()
         self._tiers: TierActions | None = None
@@ -153,20 +155,20 @@ class ClusterSimulation:
             while self._outages and self._outages[0][0] <= now_s:
                 self._change(*self._outages.pop(0))
             if arrival is not None and arrival.arrival_s <= now_s:
-                self._tell_index()
+                self._tell_scheduler()
                 while arrival is not None and arrival.arrival_s <= now_s:
                     self._ask(arrival, placement_request(arrival, self._block_tokens), 0, now_s)
                     arrival = next(arrivals, None)
             if self._held:
-                self._tell_index()
+                self._tell_scheduler()
                 self._release(now_s)
             if self._tiers is not None and now_s >= self._tiers.next_s:
-                self._tell_index()
+                self._tell_scheduler()
                 self._tiers.plan(now_s)
             for _ in range(len(self._results) - told):
                 on_end()
             told = len(self._results)
-        self._tell_index()
+        self._tell_scheduler()
         busy_s = self.engines.busy_s.tolist()
         return Simulated(
             results=self._results,
@@ -339,7 +341,7 @@ class ClusterSimulation:
         for victim in victims:
             self.engines.drop(victim.work, now_s)
             del self._under_way[victim.request.number]
-        self._tell_index()
+        self._tell_scheduler()
         self.engines.kill(number, now_s)
         self.scheduler.instance_down(name, "it died")
         if self._tiers is not None:
@@ -358,22 +360,30 @@ class ClusterSimulation:
             )
             self._ask(victim.request, asked, victim.retries + 1, now_s)
 
-    def _tell_index(self) -> None:
-        """What engines and pools store and evict, as their event streams would tell it, without their delay."""
+    def _tell_scheduler(self) -> None:
+        """What engines and pools store and evict and the latest gauges, as event streams and polls would tell it.
+
+        Before something is decided: nothing else asks for it.
+        """
         changes = self.engines.changes()
         if changes is not None:
             self.scheduler.index.apply(self._holders, self._namespace, changes)
-
-    def _poll(self, now_s: float) -> None:
-        """Report gauges as of the last poll time that has passed: nothing has changed since the last event."""
-        at_s = now_s // POLL_S * POLL_S
-        self._next_poll_s = at_s + POLL_S
-        gauges = self.engines.read_gauges(at_s)
-        self._looks.add(at_s, gauges)
+        if self._untold is None:
+            return
+        at_s, gauges = self._untold
+        self._untold = None
         facts = zip(self._numbers, self._kv_tokens, gauges.tolist(), strict=True)
         for name, kv_tokens, (running, waiting, used_tokens) in facts:
             load = ReportedLoad(int(running), int(waiting), used_tokens / kv_tokens, at_s)
             self.scheduler.report_load(name, 0, load)
+
+    def _poll(self, now_s: float) -> None:
+        """Read gauges as of the last poll time that has passed: nothing has changed since the last event."""
+        at_s = now_s // POLL_S * POLL_S
+        self._next_poll_s = at_s + POLL_S
+        gauges = self.engines.read_gauges(at_s)
+        self._looks.add(at_s, gauges)
+        self._untold = at_s, gauges
 
 
 def placement_request(request: Request, block_tokens: int = BLOCK_TOKENS) -> PlacementRequest:

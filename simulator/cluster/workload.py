@@ -48,13 +48,15 @@ def requests_of(records: Iterable[TraceRecord], speed: float = 1.0) -> Iterator[
     while together := list(islice(records, _TOGETHER)):
         prompts: list[tuple[int, ...]] = []
         for place, record in enumerate(together, start=number):
-            if last_s is not None and record.arrival_s < last_s:
+            arrival_s = record.arrival_s
+            if last_s is not None and arrival_s < last_s:
                 raise ValueError(
-                    f"request {place} arrives at {record.arrival_s} s, before the one before it ({last_s} s); "
+                    f"request {place} arrives at {arrival_s} s, before the one before it ({last_s} s); "
                     "sort the trace by timestamp"
                 )
-            last_s = record.arrival_s
-            block_tokens = _same_blocks(place, record, block_tokens)
+            last_s = arrival_s
+            if record.block_tokens != block_tokens:
+                block_tokens = _same_blocks(place, record, block_tokens)
             prompts.append(record.hash_ids[: record.input_tokens // block_tokens])
         first_s = together[0].arrival_s if first_s is None else first_s
         hashes = _mixed(np.fromiter(chain.from_iterable(prompts), np.uint64))
@@ -65,7 +67,7 @@ def requests_of(records: Iterable[TraceRecord], speed: float = 1.0) -> Iterator[
                 number,
                 (record.arrival_s - first_s) / speed,
                 record.input_tokens,
-                max(record.output_tokens, 1),
+                record.output_tokens or 1,
                 hashes[start:stop],
             )
             start = stop
