@@ -20,7 +20,3 @@ class Changes(msgspec.Struct, frozen=True, gc=False):
     rows: NDArray[np.int64]
     chains: Hashes
     removed: Hashes
-
-    @property
-    def blocks(self) -> int:
-        return int((self.rows[:, 3] - self.rows[:, 2]).sum())

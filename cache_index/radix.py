@@ -164,13 +164,14 @@ class CacheIndex:
         domain = namespace.domain_word
         with self._lock:
             slots = np.array([self._slots.of(holder, tier) for holder, tier in owners], np.int64)
-            address, stop, row, done = self._arrays.address, len(rows), 0, 0
+            address, stop, row, done, blocks = self._arrays.address, len(rows), 0, 0, 0
             while True:
-                row, done = self._apply(address, slots, rows, chains, removed, domain, row, done)
+                row, done, some = self._apply(address, slots, rows, chains, removed, domain, row, done)
+                blocks += some
                 if row == stop:
                     break
                 self._arrays.make_room()
-            self._slots.maintain(changes.blocks)
+            self._slots.maintain(blocks)
 
     def resolve(self, engine_key: int, namespace: Namespace) -> int | None:
         """The sequence hash of the block that was stored with this engine key, None if unknown."""

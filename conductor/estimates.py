@@ -235,6 +235,10 @@ _SIGNATURE: Final = (
     *(types.float64, types.int64, types.int64, types.float64, types.boolean),
     *(_TABLE, _ROWS),
 )
+_WRITE_HELD: Final = (
+    *(types.int32[:, ::1], types.int64[::1], types.int64[::1], types.int64, types.int64),
+    types.int32[:, ::1],
+)
 
 
 class Estimator:
@@ -245,6 +249,7 @@ class Estimator:
         self._links = cluster.topology.link_table()
         self._pool: dict[int, list[tuple[Tokens, Floats, Ints]]] = {}
         self._kernel = compiled(k.estimate, *_SIGNATURE)
+        self._write_held = compiled(k.write_held, *_WRITE_HELD)
 
     def estimate(
         self,
@@ -267,7 +272,7 @@ class Estimator:
                 # A fully cached prompt still recomputes its last block.
                 block_size = group.namespace.block_size
                 usable = (n - 1) // block_size * block_size
-                k.write_held(levels, group.holder_ids, group.members, block_size, usable, held)
+                self._write_held(levels, group.holder_ids, group.members, block_size, usable, held)
         tables = self._cluster.tables
         self._kernel(
             roster.rows,

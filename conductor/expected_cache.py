@@ -22,8 +22,12 @@ STRIDE = 8
 class _Expectation(msgspec.Struct, frozen=True, gc=False):
     holder: Holder
     namespace: Namespace
-    marks: Hashes
+    hashes: Hashes
     first: int  # of the marks, as the index keys it
+
+    @property
+    def marks(self) -> Hashes:
+        return self.hashes[STRIDE - 1 :: STRIDE]
 
 
 class _Alike(msgspec.Struct):
@@ -47,9 +51,10 @@ class ExpectedCache:
         """``holder`` is about to compute a prompt."""
         if len(hashes) < STRIDE:
             return
-        self._index.register(holder)  # or matches would have no row for it
+        if self._index.holder_id(holder) is None:
+            self._index.register(holder)  # or matches would have no row for it
         first = hashes.item(STRIDE - 1) ^ namespace.domain
-        expectation = _Expectation(holder, namespace, hashes[STRIDE - 1 :: STRIDE], first)
+        expectation = _Expectation(holder, namespace, hashes, first)
         alike = self._alike.get(first)
         if alike is None:
             alike = self._alike[first] = _Alike()

@@ -75,6 +75,7 @@ class OutputLengths:
         "_predict",
         "_rows",
         "_totals",
+        "_unseen",
         "max_keys",
         "window",
     )
@@ -90,6 +91,8 @@ class OutputLengths:
         self._keep = math.exp(-1.0 / window)
         self._rows: OrderedDict[_Key, int] = OrderedDict()  # least recently observed first, after `_settle`
         self._latest: _Kind | None = None  # observed last
+        # Of its requests without a limit whose beginning is new, until the next answer: they come in bursts.
+        self._unseen: OutputPrediction | None = None
         self._free = max_keys  # rows never used yet are below it
         self._counts = np.zeros((max_keys, k.BINS), np.float32)
         self._totals = np.zeros((max_keys, k.TOTAL_COLUMNS))
@@ -104,7 +107,12 @@ class OutputLengths:
         """What is to be expected of this request; ``prefix_key`` stands for the first blocks of its prompt."""
         row, limit, latest = self._rows.get, request.max_output_tokens, self._latest
         model, route, tenant = request.model, request.route, request.tenant
+        prefix_row = -1 if prefix_key is None else row((model, route, tenant, prefix_key), -1)
+        plain = False
         if latest is not None and latest.has(request):
+            plain = prefix_row < 0 and limit is None
+            if plain and self._unseen is not None:
+                return self._unseen
             model_row, route_row, tenant_row = latest.model_row, latest.route_row, latest.tenant_row
         else:
             model_row, route_row = row((model,), -1), row((model, route), -1)
@@ -115,10 +123,13 @@ class OutputLengths:
             model_row,
             route_row,
             tenant_row,
-            -1 if prefix_key is None else row((model, route, tenant, prefix_key), -1),
+            prefix_row,
             math.inf if limit is None else float(limit),
         )
-        return OutputPrediction(mean_tokens, p90_tokens, int(seen))
+        prediction = OutputPrediction(mean_tokens, p90_tokens, int(seen))
+        if plain:
+            self._unseen = prediction
+        return prediction
 
     def observe(self, request: PlacementRequest, prefix_key: int | None, output_tokens: int) -> None:
         """Learn from an answer that came to its end; one that was broken off says nothing about its length.
@@ -127,6 +138,7 @@ class OutputLengths:
         counted among the longer ones as those are distributed so far.
         """
         model, route, tenant, latest = request.model, request.route, request.tenant, self._latest
+        self._unseen = None
         if latest is None or not self._free or not latest.has(request):
             self._settle()
             if not self._free:
@@ -190,6 +202,7 @@ class OutputLengths:
         return entries
 
     def _restore(self, key: _Key, seen: int, first: int, counts: Floats) -> None:
+        self._unseen = None
         row = self._row(key)
         self._counts[row] = 0.0
         self._counts[row, first : first + len(counts)] = counts

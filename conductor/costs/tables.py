@@ -79,8 +79,8 @@ PREFILL_SCALE: Final = TIER_LATENCY_S + len(Tier)  # learned
 DECODE_SCALE: Final = PREFILL_SCALE + 1
 CLASS_COLUMNS: Final = DECODE_SCALE + 1
 
-# Writes both learned scales of a class in a third of two assignments' time.
-_pack_scales: Final[Callable[..., None]] = Struct("2d").pack_into
+# Writes two columns that stand side by side in a third of two assignments' time.
+_pack_pair: Final[Callable[..., None]] = Struct("2d").pack_into
 
 
 class ClusterTables:
@@ -103,9 +103,10 @@ class ClusterTables:
 
     def store(self, row: int, tokens: int, now_s: float) -> None:
         """A placement will leave so many more tokens in the device tier."""
-        load = self.loads[row]
-        faded = load[STORED_TOKENS] * math.exp((load[STORED_AT_S] - now_s) / STORED_MEMORY_S)
-        load[STORED_TOKENS], load[STORED_AT_S] = faded + tokens, now_s
+        loads = self.loads
+        age_s = now_s - loads.item(row, STORED_AT_S)
+        faded = loads.item(row, STORED_TOKENS) * math.exp(-age_s / STORED_MEMORY_S)
+        _pack_pair(loads, 8 * (row * LOAD_COLUMNS + STORED_TOKENS), faded + tokens, now_s)
 
     def empty(self, row: int) -> None:
         """What was in the device tier is lost."""
@@ -127,7 +128,7 @@ class ClusterTables:
         row = self._class_ids.get(instance_class.name)
         if row is None:
             row = self.class_id(instance_class)
-        _pack_scales(self.classes, 8 * (row * CLASS_COLUMNS + PREFILL_SCALE), prefill_scale, decode_scale)
+        _pack_pair(self.classes, 8 * (row * CLASS_COLUMNS + PREFILL_SCALE), prefill_scale, decode_scale)
 
 
 def _class_row(c: InstanceClass) -> Floats:

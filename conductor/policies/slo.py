@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cache_index.kernel_set import compiled
 from conductor.policies.candidates import Candidates, Choice
 from conductor.policies.parameters import whole_number
-from conductor.policies.slo_kernel import choose
+from conductor.policies.slo_kernel import SIGNATURE, choose
 
 
 class Slo:
@@ -24,13 +25,14 @@ class Slo:
 
     def __init__(self, *, decode_prefill_tokens: int = 512) -> None:
         self._decode_prefill_tokens = whole_number("decode_prefill_tokens", decode_prefill_tokens)
+        self._choose = compiled(choose, *SIGNATURE)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Slo:
         return self  # it remembers nothing
 
     def choose(self, candidates: Candidates) -> Choice | None:
         c = candidates
-        prefill, decode, peer = choose(
+        prefill, decode, peer = self._choose(
             c.roles,
             c.protocol,
             c.limit_tokens,

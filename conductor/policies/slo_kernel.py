@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numba import types
 
 from cache_index.kernel_cache import cache_directory, cached_njit
 from conductor.costs import kernels as k
@@ -161,3 +162,9 @@ def choose(
 
 
 choose = cached_njit(choose, _DIRECTORY, nogil=False)
+_INTS, _FLOATS = types.int64[::1], types.float64[::1]
+_INT, _S = types.int64, types.float64
+SIGNATURE: Final = (
+    *(_INTS, _INTS, _INTS, _INT, types.int32[::1, :], types.int64[:, ::1], types.float64[:, ::1]),
+    *(types.int64[:, ::1], _FLOATS, _FLOATS, types.float64[:, ::1], _S, _S, _INT, _INT),
+)

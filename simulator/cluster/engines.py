@@ -172,11 +172,16 @@ class Engines:
         """How many blocks were pinned; they may go again."""
         return int(unpin(self._address, store, load.first_hash, start, stop))
 
-    def advance(self, now_s: float, until_s: float) -> tuple[float, list[list[float]]]:
-        """Let time go on until something is to be told, or ``until_s``: when that is, and the notices."""
+    def advance(
+        self, now_s: float, until_s: float, *, patient: bool = False
+    ) -> tuple[float, list[list[float]]]:
+        """Let time go on until something is to be told, or ``until_s``: when that is, and the notices.
+
+        For whoever is ``patient``, first tokens and ends of answers can wait until then: they say when they were.
+        """
         counters = self._state.counters
         while True:
-            now_s = self._advance(self._address, now_s, until_s)
+            now_s = self._advance(self._address, now_s, until_s, patient)
             short = counters.item(k.C_SHORT)
             if short == k.ENOUGH:
                 break

@@ -147,11 +147,13 @@ class ClusterSimulation:
             until_s = self._next_time_s(now_s)
             if arrival is not None and arrival.arrival_s < until_s:
                 until_s = max(arrival.arrival_s, now_s)
-            now_s, notices = self.engines.advance(now_s, until_s)
+            # Where nobody waits and nothing is moved, answers that begin and end change nothing for the engines.
+            patient = arrival is not None and not self._held and self._tiers is None
+            now_s, notices = self.engines.advance(now_s, until_s, patient=patient)
             if now_s >= self._next_poll_s:
                 self._poll(now_s)
             for notice in notices:
-                self._told(notice, now_s)
+                self._told(notice, notice[k.N_AT_S])
             while self._outages and self._outages[0][0] <= now_s:
                 self._change(*self._outages.pop(0))
             if arrival is not None and arrival.arrival_s <= now_s:

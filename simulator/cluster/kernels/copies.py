@@ -11,6 +11,7 @@ from simulator.cluster.kernels import arrays as a
 from simulator.cluster.kernels.compilation import KERNELS
 from simulator.cluster.kernels.flows import end_flow, start_flow
 from simulator.cluster.kernels.layout import (
+    C_ASKS,
     C_BLOCK_TOKENS,
     C_EVENTS,
     C_FLOWS,
@@ -22,6 +23,7 @@ from simulator.cluster.kernels.layout import (
     E_DISK,
     E_HOST,
     L_WORK,
+    N_AT_S,
     N_CACHED,
     N_COLUMNS,
     N_KIND,
@@ -118,7 +120,9 @@ def copied(state, flow, now_s):
     a.counters(state)[C_NOTICES] += 1
     for column in range(N_COLUMNS):
         notice[column] = 0.0
-    notice[N_KIND], notice[N_NUMBER], notice[N_CACHED] = COPIED, number, position - start
+    notice[N_KIND], notice[N_AT_S] = COPIED, now_s
+    notice[N_NUMBER], notice[N_CACHED] = number, position - start
+    a.counters(state)[C_ASKS] = 1
 
 
 @subroutine

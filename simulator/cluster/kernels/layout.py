@@ -174,7 +174,7 @@ FIRST_TOKEN: Final = 1
 FINISHED: Final = 2
 COPIED: Final = 3  # N_CACHED: blocks of its range that the target has
 N_KIND: Final = 0
-N_WORK: Final = 1
+N_AT_S: Final = 1
 N_NUMBER: Final = 2
 N_BEGAN_S: Final = 3
 N_PREFILLED_S: Final = 4
@@ -204,7 +204,8 @@ C_EVENTS: Final = 12  # not yet told
 C_SEGMENTS: Final = 13  # in use
 C_RESUMES: Final = 14  # the shortage showed in the middle of what happens at one time
 C_FREE_COPY: Final = 15
-C_COLUMNS: Final = 16
+C_ASKS: Final = 16  # a notice wants an answer before time goes on
+C_COLUMNS: Final = 17
 
 # what to make larger before going on
 ENOUGH: Final = 0

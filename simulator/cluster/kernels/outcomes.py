@@ -13,6 +13,7 @@ from simulator.cluster.kernels.batches import start_decode
 from simulator.cluster.kernels.hand_offs import hand_off_of, ready_to_send
 from simulator.cluster.kernels.layout import (
     ARRIVED,
+    C_ASKS,
     C_BLOCK_TOKENS,
     C_FREE_WORK,
     C_NOTICES,
@@ -48,6 +49,7 @@ from simulator.cluster.kernels.layout import (
     L_MORE,
     LOADED,
     LOADING,
+    N_AT_S,
     N_BEGAN_S,
     N_CACHED,
     N_FIRST_S,
@@ -59,7 +61,6 @@ from simulator.cluster.kernels.layout import (
     N_PREFILLED_S,
     N_RECEIVED_S,
     N_TBT_S,
-    N_WORK,
     NONE,
     PREFILL,
     PREFILLED,
@@ -266,7 +267,9 @@ def notice(state, kind, work, now_s):
     """A line for whoever drives the cluster."""
     line = a.notices(state)[a.counters(state)[C_NOTICES]]
     a.counters(state)[C_NOTICES] += 1
-    line[N_KIND], line[N_WORK], line[N_NUMBER] = kind, work, a.work(state)[work, W_NUMBER]
+    line[N_KIND], line[N_AT_S], line[N_NUMBER] = kind, now_s, a.work(state)[work, W_NUMBER]
+    if kind == PREFILLED:
+        a.counters(state)[C_ASKS] = 1
     return line
 
 

@@ -15,6 +15,7 @@ from simulator.cluster.kernels.copies import copied
 from simulator.cluster.kernels.flows import end_flow, next_flow, rest_flow
 from simulator.cluster.kernels.hand_offs import want_kv
 from simulator.cluster.kernels.layout import (
+    C_ASKS,
     C_FREE_WORK,
     C_NOTICES,
     C_RESUMES,
@@ -132,9 +133,12 @@ def hand_on(state, prefill):
         want_kv(state, decode)
 
 
-@KERNELS.kernel(_INT, _SECONDS, _SECONDS, nogil=False)
-def advance(state, now_s, until_s):
+@KERNELS.kernel(_INT, _SECONDS, _SECONDS, _INT, nogil=False)
+def advance(state, now_s, until_s, patient):
     """Let time go on from ``now_s`` until something is to be told, or ``until_s``; returns when that is.
+
+    The driver of a ``patient`` 1 is told first tokens and ends of answers, which want no answer, only with the next
+    notice that does, when nothing is under way any more, or at ``until_s``.
 
     What happens at one time happens before engines that it concerns begin new steps: those are begun by the next
     call, after whatever its caller does at that time. With a shortage in ``C_SHORT`` the call is to be repeated,
@@ -142,7 +146,7 @@ def advance(state, now_s, until_s):
     """
     counters = a.counters(state)
     if counters[C_SHORT] == ENOUGH:
-        counters[C_NOTICES] = 0
+        counters[C_NOTICES] = counters[C_ASKS] = 0
     resumes = counters[C_SHORT] != ENOUGH and counters[C_RESUMES] == 1
     counters[C_SHORT] = ENOUGH
     while True:
@@ -161,6 +165,8 @@ def advance(state, now_s, until_s):
         flow, flow_s = next_flow(state)
         timer, timer_s = next_timer(state)
         at_s = min(end_s, min(flow_s, timer_s))
+        if at_s == np.inf and counters[C_NOTICES] > 0:
+            return now_s
         if at_s > until_s:
             return until_s
         now_s = max(now_s, at_s)
@@ -211,5 +217,5 @@ def advance(state, now_s, until_s):
             a.engines(state)[engine, E_RESERVED] -= 1
             touch(state, engine)
             through(state, engine, work, now_s)
-        if counters[C_NOTICES] > 0 or now_s >= until_s:
+        if now_s >= until_s or counters[C_ASKS] == 1 or (counters[C_NOTICES] > 0 and patient == 0):
             return now_s
