@@ -14,6 +14,7 @@ from conductor.cluster import Cluster, RankState
 from conductor.costs import ClusterTables, Floats, Ints
 from conductor.costs import kernels as k
 from conductor.costs import tables as t
+from conductor.costs.held import WRITE_HELD, write_held
 from conductor.placement import PlacementRequest
 from conductor.policies.candidates import Candidates, Flags, Tokens
 from conductor.prefix_lookup import PrefixLookup
@@ -235,10 +236,6 @@ _SIGNATURE: Final = (
     *(types.float64, types.int64, types.int64, types.float64, types.boolean),
     *(_TABLE, _ROWS),
 )
-_WRITE_HELD: Final = (
-    *(types.int32[:, ::1], types.int64[::1], types.int64[::1], types.int64, types.int64),
-    types.int32[:, ::1],
-)
 
 
 class Estimator:
@@ -249,7 +246,7 @@ class Estimator:
         self._links = cluster.topology.link_table()
         self._pool: dict[int, list[tuple[Tokens, Floats, Ints]]] = {}
         self._kernel = compiled(k.estimate, *_SIGNATURE)
-        self._write_held = compiled(k.write_held, *_WRITE_HELD)
+        self._write_held = compiled(write_held, *WRITE_HELD)
 
     def estimate(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import CacheIndex, Holder, Namespace, Tier
-from conductor.costs.kernels import raise_levels
+from conductor.costs.held import raise_levels
 from conductor.placement import Hashes
 
 STRIDE = 8

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import CacheIndex, Holder, Tier
+from cache_index.kernel_set import compiled
+from conductor.costs.held import RAISE_BY_POOL, raise_by_pool
 
 Levels = NDArray[np.int32]
 
@@ -36,6 +38,7 @@ class SharedPools:
         self._pools = pools
         self._holders = frozenset(pool.holder for pool in pools)
         self._registrations = -1
+        self._raise = compiled(raise_by_pool, *RAISE_BY_POOL)
         self._reaches: list[tuple[int, Levels]] = []  # a pool's row, and 1 where its blocks count, else 0
 
     def raise_levels(self, levels: Levels) -> None:
@@ -47,11 +50,7 @@ class SharedPools:
         if self._registrations != self._index.registrations:
             self._find_members()
         for row, reach in self._reaches:
-            # Rows registered by another thread since the match are not in it.
-            held = levels[row, -1] if row < len(levels) else 0
-            if held:
-                known = levels[: len(reach)]
-                np.maximum(known, reach[: len(known)] * held, out=known)
+            self._raise(levels, reach, row)  # rows registered by another thread since the match are not in it
 
     def _find_members(self) -> None:
         self._registrations, rows = self._index.registered()

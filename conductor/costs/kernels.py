@@ -385,24 +385,3 @@ def estimate(
         plan_peer[i] = best_peer
         kv_s_per_token[i] = kv_bytes * max(links[0, 0], nic * (1.0 + taking))
         placed[i] = int(loads[row, t.PLACEMENTS])
-
-
-@_kernel
-def write_held(
-    levels: Tokens, holder_ids: Ints, members: Ints, block_size: int, usable_tokens: int, held: Tokens
-) -> None:
-    """Matched blocks ``levels`` [holder, tier] as usable tokens, in the members' rows of ``held``, zero before."""
-    for m in range(members.shape[0]):
-        holder = holder_ids[m]
-        if levels[holder, TIERS - 1] > 0:  # tiers up to the slowest: all
-            for tier in range(TIERS):
-                held[members[m], tier] = min(levels[holder, tier] * block_size, usable_tokens)
-
-
-@_kernel
-def raise_levels(levels: Tokens, expected: Tokens, rows: Ints, stride: int) -> None:
-    """Raise row ``rows[m]`` of ``levels`` to ``stride`` times row ``m`` of ``expected`` where that is more."""
-    for m in range(expected.shape[0]):
-        if expected[m, 0] > 0:
-            for tier in range(TIERS):
-                levels[rows[m], tier] = max(levels[rows[m], tier], expected[m, tier] * stride)
