@@ -1,6 +1,6 @@
 """What is cached of a prompt, from the index's match to estimates: the compiled steps over [holder or rank, tier].
 
-Levels are blocks in the tiers up to each, by rows of the index; what is held are usable tokens, by rank of a roster.
+Levels are blocks in the tiers up to each, by rows of the index; held are usable tokens, by rank of a roster.
 """
 
 from __future__ import annotations

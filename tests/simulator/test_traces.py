@@ -55,6 +55,12 @@ def test_broken_lines_are_named(tmp_path: Path, line: str, message: str) -> None
     assert str(path) in str(error.value)
 
 
+def test_ids_may_have_all_64_bits(tmp_path: Path) -> None:
+    ids = (2**63, 2**64 - 1)
+    (record,) = read_mooncake(written(tmp_path, json.dumps({**GOOD, "hash_ids": ids})))
+    assert record.hash_ids == ids
+
+
 IDS = st.lists(st.integers(0, 50), min_size=1, max_size=6)
 
 

@@ -171,6 +171,15 @@ def test_many_requests_and_long_logs_lose_nothing() -> None:
         assert times(each) == pytest.approx(times(slow[number]), rel=1e-9)
 
 
+@pytest.mark.parametrize("prompts", [3, 15, 17, 60])
+def test_the_longest_gaps_are_found_among_few_runs_and_among_many(prompts: int) -> None:
+    """Each prompt that comes cuts a run of the long answer short, and is a run by itself."""
+    short = [request(number, 0.03 * number, 40 * number, 1) for number in range(1, prompts + 1)]
+    requests = [request(0, 0.0, 64, 600), *short]
+    expected = simulate(requests, [Engine(LLAMA_8B_H100, 400_000, BLOCK, 256)], DEFAULT_LINKS[Distance.RACK])
+    assert times(ended(mixed(), requests)[0]) == pytest.approx(astuple(expected[0]), rel=1e-9)
+
+
 def times(seen: Ended) -> tuple[float, ...]:
     return (
         seen.began_s,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from simulator.cluster import (
     requests_of,
     uniform,
 )
+from simulator.cluster.engines import Engines
 from simulator.report import request_rows, summary
 from simulator.workloads import TraceRecord, generate
 
@@ -89,6 +91,26 @@ def test_requests_are_held_at_the_router_while_queues_are_long(cluster: str) -> 
     assert {r.outcome for r in results} == {Outcome.FINISHED, Outcome.REJECTED}  # the room is small
     assert scheduler.active_placements == len(dispatcher) == 0
     scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("cluster", ["3", "2p2d"])
+@pytest.mark.parametrize("requests_per_s", [0.3, 4.0, 40.0])
+def test_engines_that_tell_at_once_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, cluster: str, requests_per_s: float
+) -> None:
+    """What is told later is told with its time: of each request, of the gauges, and at the end."""
+    patient = simulation(cluster).run(workload(150, requests_per_s))
+    whole = Engines.advance
+
+    def advance(self: Engines, now_s: float, until_s: float, *, patient: bool) -> Any:
+        return whole(self, now_s, until_s)
+
+    monkeypatch.setattr(Engines, "advance", advance)
+    impatient = simulation(cluster).run(workload(150, requests_per_s))
+    assert request_rows(patient) == request_rows(impatient)
+    assert patient.end_s == impatient.end_s and patient.load_variation == impatient.load_variation
+    for mine, other in zip(astuple(patient.timeline), astuple(impatient.timeline), strict=True):
+        assert np.array_equal(mine, other)
 
 
 def test_equal_runs_are_equal() -> None:
