@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,9 @@ from tokenizers import (
 )
 
 from router import PromptTokenizer
+from router.chat_template import ChatTemplate
+from router.inference import Endpoint, parse_inference
+from router.segments import IndivisibleError, segmentation_of
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "don't stop; naïve café 東京 12345", "<s> a | b"] * 9
 SPLIT = (
@@ -177,6 +182,14 @@ def test_any_added_tokens(added: list[tuple[str, dict[str, bool]]], prompts: lis
     tokenizer.add_tokens([AddedToken(content, special=True, **flags) for content, flags in added])
     oracle = Tokenizer.from_str(tokenizer.to_str())
     cached = PromptTokenizer(tokenizer)
+    try:
+        segmentation = segmentation_of(tokenizer, lambda text: np.array(oracle.encode(text).ids, np.uint32))
+        separators = sorted(segmentation.separators)
+    except IndivisibleError:
+        separators = []
+    except BaseException as error:
+        assert type(error).__name__ == "PanicException"
+        separators = []
     joined = "".join(content for content, _ in added).join(prompts)
     for text in [*prompts, joined]:
         try:
@@ -185,6 +198,62 @@ def test_any_added_tokens(added: list[tuple[str, dict[str, bool]]], prompts: lis
             assert type(error).__name__ == "PanicException"  # tokenizers fails where space is taken twice
             continue
         assert cached.encode(text, add_special_tokens=False).tolist() == expected
+        for separator in separators:
+            split = segmentation.by(separator, tokenizer.token_to_id(separator)).split(text)
+            assert "".join(split) == text
+            assert [token for segment in split for token in oracle.encode(segment).ids] == expected
+
+
+CHATML = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}
+{{- '<|im_start|>assistant\\n' }}"""
+BY_ANSWERS = """{%- for m in messages %}{% if m.role == 'user' %}{{ '<|im_end|>x' + m.content + '<|im_start|>' }}
+{%- else %}{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, BY_ANSWERS, "no token of its own", "{{ raise_exception('no') }}"]
+)
+@pytest.mark.parametrize("maker", [as_llama_3, with_greedy_tokens])
+def test_chats_are_split_where_their_template_begins_a_turn(
+    maker: Callable[[], Tokenizer], template: str
+) -> None:
+    """Tokens are the same wherever they are split, also of text that is no chat."""
+    tokenizer = maker()
+    oracle = Tokenizer.from_str(tokenizer.to_str())
+    chat_template = ChatTemplate(template, {})
+    small = PromptTokenizer(tokenizer, chat_template, cache_bytes=3_000)
+    large = PromptTokenizer(tokenizer, chat_template)
+    added = [token.content for token in oracle.get_added_tokens_decoder().values()]
+
+    @settings(max_examples=60, deadline=None)
+    @given(texts(added), texts(added))
+    def check(text: str, more: str) -> None:
+        for grown in (text, text + more, text + more + text):
+            expected = oracle.encode(grown, add_special_tokens=False).ids
+            assert small.encode(grown, add_special_tokens=False).tolist() == expected
+            assert large.encode(grown, add_special_tokens=False).tolist() == expected
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("template", "separator"), [(CHATML, "<|im_start|>"), (BY_ANSWERS, "<|im_start|>"), ("nothing", None)]
+)
+def test_a_growing_chat_costs_its_new_turn(template: str, separator: str | None) -> None:
+    tokenizer = as_llama_3()
+    cached = PromptTokenizer(tokenizer, ChatTemplate(template, {}))
+    assert cached._cache is not None
+    by_separator = cached._cache._by_separator
+    assert (by_separator and by_separator.separator) == separator
+    messages: list[dict[str, str]] = []
+    for turn in range(9):
+        messages.append({"role": "user", "content": f"turn {turn} the quick brown fox"})
+        before = cached.cache_state().new_characters
+        cached.tokens(parse_inference(Endpoint.CHAT, orjson.dumps({"model": "m", "messages": messages})))
+        new = cached.cache_state().new_characters - before
+        messages.append({"role": "assistant", "content": f"{turn} jumps over the lazy dog"})
+        said = sum(len(message["content"]) for message in messages[-3:-1])
+        assert new <= said + 2 * len("<|im_start|>assistant\n<|im_end|>\n")
 
 
 class Untouched:
