@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cache_index.hashing import Hashes, Namespace
 from cache_index.named_blocks import store_missing
@@ -20,7 +19,7 @@ from cache_index.run_table import Keys, Numbers, RunTable
 
 DEFAULT_TTL_S = 120.0
 DEFAULT_CAPACITY_BLOCKS = 16_384
-_NEVER = np.empty(0)
+_NEVER: Numbers = np.empty(0, np.int64)
 COMPACT_FACTOR = 4  # entries per block of capacity above which superseded ones are dropped
 
 
@@ -28,7 +27,7 @@ COMPACT_FACTOR = 4  # entries per block of capacity above which superseded ones 
 class _Run:
     """The blocks of one assumption; those from ``stop`` on are gone, others may belong to a later run."""
 
-    number: int
+    number: int  # of one holder's runs, in the order they were made
     at_s: float
     namespace: Namespace
     hashes: Hashes
@@ -43,15 +42,7 @@ class _Assumed:
         self.capacity_blocks = capacity_blocks
         self.run_of = RunTable()
         self.runs: deque[_Run] = deque()
-        self.times: dict[int, float] = {}  # of the runs, by number
         self.entries = 0  # of all runs
-        self.next_number = 0
-
-    def times_of(self, numbers: Numbers) -> NDArray[np.float64]:
-        """When the runs of these numbers were; there is one number at least."""
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1))  # blocks of one run stand together
-        times = [self.times[number] for number in numbers[starts].tolist()]
-        return np.repeat(times, np.diff(starts, append=len(numbers)))
 
     def superseded(self, run: _Run) -> bool:
         """Whether a later run has the run's deepest block, and with it all before."""
@@ -70,6 +61,7 @@ class ApproximateResidency:
         self._index = index
         self._ttl_s = ttl_s
         self._holders: dict[Holder, _Assumed] = {}
+        self._runs = 0
 
     @property
     def predicted(self) -> frozenset[Holder]:
@@ -105,13 +97,12 @@ class ApproximateResidency:
             self._holders[holder] = _Assumed(assumed.capacity_blocks)
             self._index.clear(holder, Tier.DEVICE)
 
-    def assume(
-        self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float
-    ) -> NDArray[np.float64]:
+    def assume(self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float) -> Numbers:
         """A request with these blocks was sent to the holder.
 
-        Returns when each of the leading blocks that had been assumed was last routed there; ends at the first
-        that had not. Of a chain longer than the capacity its beginning is kept.
+        Returns for each of the leading blocks that had been assumed the number of the call, growing from one to
+        the next, that routed it there last; ends at the first that had not. Of a chain longer than the capacity
+        its beginning is kept.
         """
         assumed = self._holders.get(holder)
         if assumed is None:
@@ -122,12 +113,10 @@ class ApproximateResidency:
         if not blocks:
             return _NEVER
         keys = hashes ^ namespace.domain_word
-        number = assumed.next_number
+        number = self._runs
+        self._runs += 1
         before, new, leading = assumed.run_of.put(keys, number)
-        last_used_s = assumed.times_of(before[:leading]) if leading else _NEVER
-        assumed.next_number += 1
         assumed.runs.append(_Run(number, now_s, namespace, hashes, keys, blocks))
-        assumed.times[number] = now_s
         assumed.entries += blocks
         self._evict(holder, assumed, len(assumed.run_of) - assumed.capacity_blocks)
         if leading + new < blocks:
@@ -136,16 +125,16 @@ class ApproximateResidency:
             parent = hashes.item(leading - 1) if leading else 0
             self._index.store(holder, Tier.DEVICE, namespace, hashes[leading:], parent=parent)
         _compact(assumed)
-        return last_used_s
+        return before[:leading]
 
-    def evicted(self, holder: Holder, last_used_s: float) -> int:
-        """The engine turned out to have evicted a block that was last used then.
+    def evicted(self, holder: Holder, last_used: int) -> int:
+        """The engine turned out to have evicted a block that the call to `assume` of this number used last.
 
         An LRU cache has then evicted everything that was not used since; returns how many blocks that was.
         """
         assumed = self._holders.get(holder)
         before = 0 if assumed is None else len(assumed.run_of)
-        while assumed is not None and assumed.runs and assumed.runs[0].at_s <= last_used_s:
+        while assumed is not None and assumed.runs and assumed.runs[0].number <= last_used:
             self._evict_from_oldest(holder, assumed, len(assumed.run_of) + 1)
         return 0 if assumed is None else before - len(assumed.run_of)
 
@@ -166,7 +155,7 @@ class ApproximateResidency:
         """Drop at most so many blocks of the oldest run; drop the run when none is left."""
         run, run_of = assumed.runs[0], assumed.run_of
         if assumed.superseded(run):
-            del assumed.times[assumed.runs.popleft().number]
+            assumed.runs.popleft()
             assumed.entries -= run.stop
             return 0
         evicted, stop = run_of.take_last(run.keys, run.stop, run.number, blocks)
@@ -175,7 +164,7 @@ class ApproximateResidency:
         if len(evicted):
             self._index.remove(holder, Tier.DEVICE, run.namespace, run.hashes[evicted])
         if not run.stop:
-            del assumed.times[assumed.runs.popleft().number]
+            assumed.runs.popleft()
         return len(evicted)
 
 
@@ -192,5 +181,4 @@ def _compact(assumed: _Assumed) -> None:
             keys = run.keys[alive]
             kept.append(_Run(run.number, run.at_s, run.namespace, run.hashes[alive], keys, len(keys)))
     assumed.runs = kept
-    assumed.times = {run.number: run.at_s for run in kept}
     assumed.entries = sum(run.stop for run in kept)
