@@ -6,7 +6,6 @@ recently used blocks, of one request the deepest first, and nothing is believed 
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,24 +14,25 @@ from cache_index.hashing import Hashes, Namespace
 from cache_index.named_blocks import store_missing
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, Tier
-from cache_index.run_table import Keys, Numbers, RunTable
+from cache_index.run_table import Numbers, RunTable
 
 DEFAULT_TTL_S = 120.0
 DEFAULT_CAPACITY_BLOCKS = 16_384
 _NEVER: Numbers = np.empty(0, np.int64)
-COMPACT_FACTOR = 4  # entries per block of capacity above which superseded ones are dropped
 
 
 @dataclass(slots=True)
 class _Run:
-    """The blocks of one assumption; those from ``stop`` on are gone, others may belong to a later run."""
+    """What is left of one assumption: those blocks of its chain that no later run has, from the ``first`` on.
 
-    number: int  # of one holder's runs, in the order they were made
+    A later run takes over what the two chains have in common, which is the beginning of both; what is evicted goes
+    from the end. So nothing is ever missing in the middle.
+    """
+
     at_s: float
     namespace: Namespace
+    first: int
     hashes: Hashes
-    keys: Keys
-    stop: int
 
 
 class _Assumed:
@@ -41,13 +41,20 @@ class _Assumed:
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
         self.run_of = RunTable()
-        self.runs: deque[_Run] = deque()
-        self.entries = 0  # of all runs
+        self.runs: dict[int, _Run] = {}  # by number, the oldest first
 
-    def superseded(self, run: _Run) -> bool:
-        """Whether a later run has the run's deepest block, and with it all before."""
-        number = int(self.run_of.get(run.keys[run.stop - 1 : run.stop])[0])
-        return number not in (-1, run.number)
+    def take_over(self, numbers: Numbers) -> None:
+        """The leading blocks of a chain, which these runs had last, have another run now."""
+        first = 0
+        while first < len(numbers):
+            number = numbers.item(first)
+            first += int(np.count_nonzero(numbers[first:] == number))  # those of one run stand together
+            run = self.runs[number]
+            taken = first - run.first
+            if taken < len(run.hashes):
+                run.first, run.hashes = first, run.hashes[taken:].copy()  # a view would keep the whole array
+            else:
+                del self.runs[number]
 
 
 class ApproximateResidency:
@@ -112,20 +119,19 @@ class ApproximateResidency:
         blocks = len(hashes)
         if not blocks:
             return _NEVER
-        keys = hashes ^ namespace.domain_word
         number = self._runs
         self._runs += 1
-        before, new, leading = assumed.run_of.put(keys, number)
-        assumed.runs.append(_Run(number, now_s, namespace, hashes, keys, blocks))
-        assumed.entries += blocks
+        before, new, leading = assumed.run_of.put(hashes ^ namespace.domain_word, number)
+        last_used = before[:leading]
+        assumed.take_over(last_used)
+        assumed.runs[number] = _Run(now_s, namespace, 0, hashes)
         self._evict(holder, assumed, len(assumed.run_of) - assumed.capacity_blocks)
         if leading + new < blocks:
             store_missing(self._index, holder, Tier.DEVICE, namespace, hashes, before < 0)
         elif new:
             parent = hashes.item(leading - 1) if leading else 0
             self._index.store(holder, Tier.DEVICE, namespace, hashes[leading:], parent=parent)
-        _compact(assumed)
-        return before[:leading]
+        return last_used
 
     def evicted(self, holder: Holder, last_used: int) -> int:
         """The engine turned out to have evicted a block that the call to `assume` of this number used last.
@@ -134,8 +140,8 @@ class ApproximateResidency:
         """
         assumed = self._holders.get(holder)
         before = 0 if assumed is None else len(assumed.run_of)
-        while assumed is not None and assumed.runs and assumed.runs[0].number <= last_used:
-            self._evict_from_oldest(holder, assumed, len(assumed.run_of) + 1)
+        while assumed is not None and assumed.runs and next(iter(assumed.runs)) <= last_used:
+            self._evict_from_oldest(holder, assumed, len(assumed.run_of))
         return 0 if assumed is None else before - len(assumed.run_of)
 
     def expire(self, now_s: float) -> None:
@@ -144,8 +150,9 @@ class ApproximateResidency:
             self._expire(holder, assumed, now_s)
 
     def _expire(self, holder: Holder, assumed: _Assumed, now_s: float) -> None:
-        while assumed.runs and assumed.runs[0].at_s + self._ttl_s <= now_s:
-            self._evict_from_oldest(holder, assumed, len(assumed.run_of) + 1)
+        runs = assumed.runs
+        while runs and runs[next(iter(runs))].at_s + self._ttl_s <= now_s:
+            self._evict_from_oldest(holder, assumed, len(assumed.run_of))
 
     def _evict(self, holder: Holder, assumed: _Assumed, blocks: int) -> None:
         while blocks > 0:
@@ -153,32 +160,12 @@ class ApproximateResidency:
 
     def _evict_from_oldest(self, holder: Holder, assumed: _Assumed, blocks: int) -> int:
         """Drop at most so many blocks of the oldest run; drop the run when none is left."""
-        run, run_of = assumed.runs[0], assumed.run_of
-        if assumed.superseded(run):
-            assumed.runs.popleft()
-            assumed.entries -= run.stop
-            return 0
-        evicted, stop = run_of.take_last(run.keys, run.stop, run.number, blocks)
-        assumed.entries -= run.stop - stop
-        run.stop = stop
+        number, run = next(iter(assumed.runs.items()))
+        keys = run.hashes ^ run.namespace.domain_word
+        evicted, stop = assumed.run_of.take_last(keys, len(keys), number, blocks)
         if len(evicted):
             self._index.remove(holder, Tier.DEVICE, run.namespace, run.hashes[evicted])
-        if not run.stop:
-            assumed.runs.popleft()
+        run.hashes = run.hashes[:stop]
+        if not stop:
+            del assumed.runs[number]
         return len(evicted)
-
-
-def _compact(assumed: _Assumed) -> None:
-    """Drop entries that a later run has taken over, when they are many."""
-    if assumed.entries <= COMPACT_FACTOR * assumed.capacity_blocks:
-        return
-    kept: deque[_Run] = deque()
-    for run in assumed.runs:
-        if assumed.superseded(run):
-            continue
-        alive = np.flatnonzero(assumed.run_of.get(run.keys[: run.stop]) == run.number)
-        if len(alive):
-            keys = run.keys[alive]
-            kept.append(_Run(run.number, run.at_s, run.namespace, run.hashes[alive], keys, len(keys)))
-    assumed.runs = kept
-    assumed.entries = sum(run.stop for run in kept)

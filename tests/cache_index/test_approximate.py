@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
-from cache_index.approximate import COMPACT_FACTOR, ApproximateResidency
+from cache_index.approximate import ApproximateResidency
 from cache_index.hashing import Hashes
 
 BLOCK = 4
@@ -160,9 +160,8 @@ def test_a_hot_prefix_does_not_grow_the_books() -> None:
     for number in range(2000):
         residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, number % 5 + 10), number * 1e-3)
     assumed = residency._holders[ENGINE]
-    assert assumed.entries <= COMPACT_FACTOR * 16
-    assert assumed.entries == sum(run.stop for run in assumed.runs)
-    assert len(assumed.run_of) == 8
+    assert len(assumed.run_of) == 8 == sum(len(run.hashes) for run in assumed.runs.values())
+    assert all(run.hashes.base is None for run in list(assumed.runs.values())[:-1])  # nothing larger is held
     assert index.stats().residencies == 8
 
 
@@ -236,6 +235,6 @@ def test_any_history_gives_what_the_oracle_holds(
         assert index.residencies(ENGINE) == {(key, Tier.DEVICE) for key in oracle.used}
         assert residency.blocks(ENGINE) == len(oracle.used) <= capacity
         assumed = residency._holders[ENGINE]
-        assert assumed.entries == sum(run.stop for run in assumed.runs)
+        assert sum(len(run.hashes) for run in assumed.runs.values()) == len(assumed.run_of)
     residency.expire(now_s + TTL_S)
     assert index.stats().residencies == 0
