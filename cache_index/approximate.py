@@ -49,7 +49,9 @@ class _Assumed:
         while first < len(numbers):
             number = numbers.item(first)
             first += int(np.count_nonzero(numbers[first:] == number))  # those of one run stand together
-            run = self.runs[number]
+            run = self.runs.get(number)
+            if run is None:  # hashes of two prompts collide
+                continue
             taken = first - run.first
             if taken < len(run.hashes):
                 run.first, run.hashes = first, run.hashes[taken:].copy()  # a view would keep the whole array

@@ -13,8 +13,10 @@ from typing import cast
 import numpy as np
 
 from conductor.placement import Tokens
+from router.known_beginnings import KnownBeginnings
 from router.segments import Segmentation
 
+LONG_CHARACTERS = 16_384  # of a text whose beginning is looked for as a whole
 _ENTRY_BYTES = 200  # of a dictionary's slot, a link of the order, and the heads of two objects
 
 
@@ -36,7 +38,8 @@ class TokenCache:
 
     ``encode`` gives the tokens of a text without adding any, or None where that takes more than is allowed for
     so many new characters. Every segment is kept under its whole text: its tokens are what ``encode`` would give.
-    Texts with the separator of ``by_separator`` are split there alone.
+    Texts with the separator of ``by_separator`` are split there alone; of long ones a quarter of the memory keeps
+    what they had in common with a later turn.
     """
 
     def __init__(
@@ -49,6 +52,10 @@ class TokenCache:
         self._segmentation = segmentation
         self._by_separator = by_separator
         self._encode = encode
+        self._beginnings: KnownBeginnings | None = None
+        if by_separator is not None and by_separator.separator is not None:
+            self._beginnings = KnownBeginnings(by_separator.separator, max_bytes // 4)
+            max_bytes -= max_bytes // 4
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._kept_bytes = 0
@@ -59,7 +66,12 @@ class TokenCache:
     def tokens(self, text: str, *, most_new: int | None = None) -> Tokens | None:
         """The text's token ids; None when more than ``most_new`` of its characters would be tokenized."""
         segmentation = self._segmentation_of(text)
-        segments = segmentation.split(text)
+        beginnings = self._beginnings if segmentation is self._by_separator else None
+        beginning = None
+        if beginnings is not None and len(text) >= LONG_CHARACTERS:
+            with self._lock:
+                beginning = beginnings.find(text)
+        segments = segmentation.split(text if beginning is None else text[beginning.characters :])
         found = self._look_up(segments)
         new = 0
         if not all(found):
@@ -67,16 +79,16 @@ class TokenCache:
             new = sum([len(segments[place]) for place in missing])
             if most_new is not None and new > most_new:
                 return None
-            if 2 * new > len(text) and missing[-1] - missing[0] >= len(missing):
-                whole = self._encode(text, most_new)  # sooner done than several pieces of it
-                if whole is None or self._keep_run(segmentation, segments, whole, most_new) is None:
-                    return None
-                self._count(known=len(text) - new, new=new)
-                return whole
-            if not self._fill_in(segmentation, segments, found, missing, most_new):
+            if missing and not self._fill_in(segmentation, segments, found, missing, most_new):
                 return None
-        self._count(known=len(text) - new, new=new)
-        return np.frombuffer(bytearray().join(cast("list[bytes]", found)), np.uint32)
+        parts = cast("list[bytes]", found)
+        tokens = bytearray().join(parts if beginning is None else (beginning.token_bytes, *parts))
+        with self._lock:
+            self._new_characters += new
+            self._known_characters += len(text) - new
+            if beginnings is not None and len(text) >= LONG_CHARACTERS:
+                beginnings.keep(text, tokens, beginning, segments, parts)
+        return np.frombuffer(tokens, np.uint32)
 
     def _segmentation_of(self, text: str) -> Segmentation:
         by_separator = self._by_separator
@@ -84,13 +96,9 @@ class TokenCache:
             return by_separator
         return self._segmentation
 
-    def _count(self, *, known: int, new: int) -> None:
-        with self._lock:
-            self._new_characters += new
-            self._known_characters += known
-
     def state(self) -> TokenCacheState:
-        return TokenCacheState(None, self._kept_bytes, self._known_characters, self._new_characters)
+        kept_bytes = self._kept_bytes + (0 if self._beginnings is None else self._beginnings.kept_bytes)
+        return TokenCacheState(None, kept_bytes, self._known_characters, self._new_characters)
 
     def _look_up(self, segments: list[str]) -> list[bytes | None]:
         kept = self._kept
@@ -108,6 +116,11 @@ class TokenCache:
         most_new: int | None,
     ) -> bool:
         """Tokenize what is missing, each run of it in one go, and keep it; False where that takes too much."""
+        all_between = range(missing[0], missing[-1] + 1)
+        if len(missing) < len(all_between):
+            new = sum([len(segments[place]) for place in missing])
+            if 2 * new > sum(map(len, segments[missing[0] : missing[-1] + 1])):
+                missing = list(all_between)  # sooner done than several pieces of it
         first = 0
         for behind in range(1, len(missing) + 1):
             if behind < len(missing) and missing[behind] == missing[behind - 1] + 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import orjson
@@ -20,9 +22,10 @@ from tokenizers import (
     trainers,
 )
 
-from router import PromptTokenizer
+from router import PromptTokenizer, known_beginnings, token_cache
 from router.chat_template import ChatTemplate
 from router.inference import Endpoint, parse_inference
+from router.known_beginnings import KnownBeginnings
 from router.segments import IndivisibleError, segmentation_of
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "don't stop; naïve café 東京 12345", "<s> a | b"] * 9
@@ -215,9 +218,11 @@ BY_ANSWERS = """{%- for m in messages %}{% if m.role == 'user' %}{{ '<|im_end|>x
 )
 @pytest.mark.parametrize("maker", [as_llama_3, with_greedy_tokens])
 def test_chats_are_split_where_their_template_begins_a_turn(
-    maker: Callable[[], Tokenizer], template: str
+    maker: Callable[[], Tokenizer], template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens are the same wherever they are split, also of text that is no chat."""
+    monkeypatch.setattr(token_cache, "LONG_CHARACTERS", 0)
+    monkeypatch.setattr(known_beginnings, "_FEWEST_SEGMENTS", 1)
     tokenizer = maker()
     oracle = Tokenizer.from_str(tokenizer.to_str())
     chat_template = ChatTemplate(template, {})
@@ -228,12 +233,74 @@ def test_chats_are_split_where_their_template_begins_a_turn(
     @settings(max_examples=60, deadline=None)
     @given(texts(added), texts(added))
     def check(text: str, more: str) -> None:
-        for grown in (text, text + more, text + more + text):
+        for grown in (text, text + more, text + more + text, text + text):
             expected = oracle.encode(grown, add_special_tokens=False).ids
             assert small.encode(grown, add_special_tokens=False).tolist() == expected
             assert large.encode(grown, add_special_tokens=False).tolist() == expected
+        assert 0 <= small.cache_state().kept_bytes <= 3_000
 
     check()
+
+
+@pytest.mark.parametrize("cache_bytes", [20_000, 1 << 28])
+def test_long_chats_that_grow_branch_and_are_cut(cache_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On several threads; some begin alike, some were never seen, some go on in the middle of a message."""
+    monkeypatch.setattr(token_cache, "LONG_CHARACTERS", 200)
+    tokenizer = as_llama_3()
+    oracle = Tokenizer.from_str(tokenizer.to_str())
+    cached = PromptTokenizer(tokenizer, ChatTemplate(CHATML, {}), cache_bytes=cache_bytes)
+
+    def grow(seed: int) -> int:
+        generator = random.Random(seed)
+        chats = [["<|im_start|>system\nbe brief<|im_end|>\n"] for _ in range(3)]
+        long = 0
+        for turn in range(60):
+            chat = generator.choice(chats)
+            if generator.random() < 0.2:
+                del chat[generator.randrange(1, len(chat) + 1) :]
+            said = f"{generator.choice(('the fox', 'dog', ''))} {turn % 7}"
+            chat.append(f"<|im_start|>user\n{said}<|im_end|>\n")
+            text = "".join(chat) + "<|im_start|>assistant\n"
+            expected = oracle.encode(text, add_special_tokens=False).ids
+            assert cached.encode(text, add_special_tokens=False).tolist() == expected
+            chat.append(f"<|im_start|>assistant\n{said}, {said}<|im_end|>\n")
+            long += len(text) > 400
+        return long
+
+    with ThreadPoolExecutor(4) as threads:
+        assert min(threads.map(grow, range(4))) > 10
+    assert 0 < cached.cache_state().kept_bytes <= cache_bytes
+
+
+def test_beginnings_of_chats_are_known_up_to_where_they_differ() -> None:
+    known = KnownBeginnings("<", 100_000)
+    segments = [f"<{number}" for number in range(10)]
+    assert known.find("".join(segments)) is None
+    known.keep("".join(segments), b"ab" * 10, None, segments, [b"ab"] * 10)
+    for text, same in [
+        ("<0<1<2<3", 4),
+        ("<0<1<2<3x<4", 3),
+        ("<0<1<2x", 2),
+        ("<0<1<2<3<4<5<6<7<8<", 9),
+        ("".join(segments) + "<10", 9),  # the last one might have gone on
+    ]:
+        beginning = known.find(text + "<new")
+        assert beginning is not None
+        assert text.startswith("".join(segments[:same])) and beginning.characters == 2 * same
+        assert bytes(beginning.token_bytes) == b"ab" * same
+    assert known.find("<0") is known.find("<0<1") is known.find("<0<2<") is known.find("x<0<1<2") is None
+    grown = known.find("<0<1<2<3<4<5<6<new")
+    assert grown is not None
+    known.keep("<0<1<2<3<4<5<6<new<12<13", b"ab" * 7 + b"cdef", grown, ["<new<12", "<13"], [b"cd", b"ef"])
+    beginning = known.find("<0<1<2<3<4<5<6<new<12<13")
+    assert beginning is not None
+    assert (beginning.characters, bytes(beginning.token_bytes)) == (21, b"ab" * 7 + b"cd")
+    before = known.kept_bytes
+    for number in range(200):
+        chat = [f"<{number}-{at}" for at in range(9)]
+        known.keep("".join(chat), b"a" * 9, None, chat, [b"a"] * 9)
+        assert before <= known.kept_bytes <= 100_000
+    assert known.find("<0<1<2<3<4") is None and known.find("<199-0<199-1<199-2<") is not None
 
 
 @pytest.mark.parametrize(
