@@ -46,11 +46,17 @@ class KnownBeginnings:
         self._kept: OrderedDict[str, Beginning] = OrderedDict()
         self.kept_bytes = 0
 
-    def find(self, text: str) -> Beginning | None:
+    def name_of(self, text: str) -> str | None:
+        """None where the first two segments are most of the text, or all."""
+        half = len(text) // 2
+        first = text.find(self._separator, 1, half)
+        second = text.find(self._separator, first + 1, half) if first > 0 else -1
+        return text[:second] if second > 0 else None
+
+    def find(self, name: str, text: str) -> Beginning | None:
         """The longest beginning that the chat's latest text has in common with this one, up to a segment's end."""
-        name = self._name_of(text)
-        kept = None if name is None else self._kept.get(name)
-        if kept is None or name is None:
+        kept = self._kept.get(name)
+        if kept is None:
             return None
         self._kept.move_to_end(name)
         ends = kept.text_ends
@@ -66,6 +72,7 @@ class KnownBeginnings:
 
     def keep(
         self,
+        name: str,
         text: str,
         tokens: bytes | bytearray,
         beginning: Beginning | None,
@@ -73,9 +80,6 @@ class KnownBeginnings:
         found: list[bytes],
     ) -> None:
         """``tokens`` are those of the text, which is the ``beginning`` and the segments with the tokens found."""
-        name = self._name_of(text)
-        if name is None:
-            return
         if beginning is None:
             text_ends, token_ends = list(accumulate(map(len, segments))), list(accumulate(map(len, found)))
         else:
@@ -96,11 +100,6 @@ class KnownBeginnings:
         kept = self._kept.pop(name, None)
         if kept is not None:
             self.kept_bytes -= sys.getsizeof(name) + kept.cost_bytes
-
-    def _name_of(self, text: str) -> str | None:
-        first = text.find(self._separator, 1)
-        second = text.find(self._separator, first + 1) if first > 0 else -1
-        return text[:second] if second > 0 else None
 
 
 def _common(text: str, kept: str, ends: list[int]) -> int:

@@ -66,11 +66,12 @@ class TokenCache:
     def tokens(self, text: str, *, most_new: int | None = None) -> Tokens | None:
         """The text's token ids; None when more than ``most_new`` of its characters would be tokenized."""
         segmentation = self._segmentation_of(text)
-        beginnings = self._beginnings if segmentation is self._by_separator else None
-        beginning = None
-        if beginnings is not None and len(text) >= LONG_CHARACTERS:
-            with self._lock:
-                beginning = beginnings.find(text)
+        beginnings, beginning, name = self._beginnings, None, None
+        if beginnings is not None and segmentation is self._by_separator and len(text) >= LONG_CHARACTERS:
+            name = beginnings.name_of(text)
+            if name is not None:
+                with self._lock:
+                    beginning = beginnings.find(name, text)
         segments = segmentation.split(text if beginning is None else text[beginning.characters :])
         found = self._look_up(segments)
         new = 0
@@ -86,8 +87,8 @@ class TokenCache:
         with self._lock:
             self._new_characters += new
             self._known_characters += len(text) - new
-            if beginnings is not None and len(text) >= LONG_CHARACTERS:
-                beginnings.keep(text, tokens, beginning, segments, parts)
+            if beginnings is not None and name is not None:
+                beginnings.keep(name, text, tokens, beginning, segments, parts)
         return np.frombuffer(tokens, np.uint32)
 
     def _segmentation_of(self, text: str) -> Segmentation:

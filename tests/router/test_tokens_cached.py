@@ -275,32 +275,35 @@ def test_long_chats_that_grow_branch_and_are_cut(cache_bytes: int, monkeypatch: 
 def test_beginnings_of_chats_are_known_up_to_where_they_differ() -> None:
     known = KnownBeginnings("<", 100_000)
     segments = [f"<{number}" for number in range(10)]
-    assert known.find("".join(segments)) is None
-    known.keep("".join(segments), b"ab" * 10, None, segments, [b"ab"] * 10)
-    for text, same in [
+    text = "".join(segments)
+    name = known.name_of(text)
+    assert name == known.name_of("<0<1<2<3<4") == "<0<1"
+    assert known.name_of("<0<1<") is known.name_of("<0") is known.name_of("<0123456789<1<2") is None
+    assert known.find(name, text) is None
+    known.keep(name, text, b"ab" * 10, None, segments, [b"ab"] * 10)
+    for other, same in [
         ("<0<1<2<3", 4),
         ("<0<1<2<3x<4", 3),
         ("<0<1<2x", 2),
         ("<0<1<2<3<4<5<6<7<8<", 9),
-        ("".join(segments) + "<10", 9),  # the last one might have gone on
+        (text + "<10", 9),  # the last one might have gone on
     ]:
-        beginning = known.find(text + "<new")
+        beginning = known.find(name, other + "<new")
         assert beginning is not None
-        assert text.startswith("".join(segments[:same])) and beginning.characters == 2 * same
+        assert other.startswith("".join(segments[:same])) and beginning.characters == 2 * same
         assert bytes(beginning.token_bytes) == b"ab" * same
-    assert known.find("<0") is known.find("<0<1") is known.find("<0<2<") is known.find("x<0<1<2") is None
-    grown = known.find("<0<1<2<3<4<5<6<new")
-    assert grown is not None
-    known.keep("<0<1<2<3<4<5<6<new<12<13", b"ab" * 7 + b"cdef", grown, ["<new<12", "<13"], [b"cd", b"ef"])
-    beginning = known.find("<0<1<2<3<4<5<6<new<12<13")
+    assert known.find(name, "<0x<1<2") is known.find(name, "x<0<1") is None
+    text = "<0<1<2<3<4<5<6<new<12<13"
+    beginning = known.find(name, text)
+    known.keep(name, text, b"ab" * 7 + b"cdef", beginning, ["<new<12", "<13"], [b"cd", b"ef"])
+    beginning = known.find(name, text)
     assert beginning is not None
     assert (beginning.characters, bytes(beginning.token_bytes)) == (21, b"ab" * 7 + b"cd")
-    before = known.kept_bytes
     for number in range(200):
         chat = [f"<{number}-{at}" for at in range(9)]
-        known.keep("".join(chat), b"a" * 9, None, chat, [b"a"] * 9)
-        assert before <= known.kept_bytes <= 100_000
-    assert known.find("<0<1<2<3<4") is None and known.find("<199-0<199-1<199-2<") is not None
+        known.keep(chat[0], "".join(chat), b"a" * 9, None, chat, [b"a"] * 9)
+        assert 0 < known.kept_bytes <= 100_000
+    assert known.find(name, "<0<1<2<3<4") is None and known.find("<199-0", "<199-0<199-1<199-2<") is not None
 
 
 @pytest.mark.parametrize(
