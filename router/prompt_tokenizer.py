@@ -27,7 +27,7 @@ os.environ.setdefault(
     "TOKENIZERS_PARALLELISM", "false"
 )  # for one short text, its threads take longer than it does
 
-CACHE_BYTES = 256 * 1024 * 1024  # about 1,000 conversations of 128 KB
+CACHE_BYTES = 256 * 1024 * 1024  # about 600 conversations of 128 KB
 _BY_WORDS_FACTOR = (
     12  # known words are looked up at least so many times as fast as the library tokenizes them
 )
