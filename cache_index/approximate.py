@@ -6,34 +6,33 @@ recently used blocks, of one request the deepest first, and nothing is believed 
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cache_index.hashing import Hashes, Namespace
 from cache_index.named_blocks import store_missing
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, Tier
-from cache_index.run_table import Keys, Numbers, RunTable
+from cache_index.run_table import Numbers, RunTable
 
 DEFAULT_TTL_S = 120.0
 DEFAULT_CAPACITY_BLOCKS = 16_384
-_NEVER = np.empty(0)
-COMPACT_FACTOR = 4  # entries per block of capacity above which superseded ones are dropped
+_NEVER: Numbers = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
 class _Run:
-    """The blocks of one assumption; those from ``stop`` on are gone, others may belong to a later run."""
+    """What is left of one assumption: those blocks of its chain that no later run has, from the ``first`` on.
 
-    number: int
+    A later run takes over what the two chains have in common, which is the beginning of both; what is evicted goes
+    from the end. So nothing is ever missing in the middle.
+    """
+
     at_s: float
     namespace: Namespace
+    first: int
     hashes: Hashes
-    keys: Keys
-    stop: int
 
 
 class _Assumed:
@@ -42,21 +41,22 @@ class _Assumed:
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
         self.run_of = RunTable()
-        self.runs: deque[_Run] = deque()
-        self.times: dict[int, float] = {}  # of the runs, by number
-        self.entries = 0  # of all runs
-        self.next_number = 0
+        self.runs: dict[int, _Run] = {}  # by number, the oldest first
 
-    def times_of(self, numbers: Numbers) -> NDArray[np.float64]:
-        """When the runs of these numbers were; there is one number at least."""
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1))  # blocks of one run stand together
-        times = [self.times[number] for number in numbers[starts].tolist()]
-        return np.repeat(times, np.diff(starts, append=len(numbers)))
-
-    def superseded(self, run: _Run) -> bool:
-        """Whether a later run has the run's deepest block, and with it all before."""
-        number = int(self.run_of.get(run.keys[run.stop - 1 : run.stop])[0])
-        return number not in (-1, run.number)
+    def take_over(self, numbers: Numbers) -> None:
+        """The leading blocks of a chain, which these runs had last, have another run now."""
+        first = 0
+        while first < len(numbers):
+            number = numbers.item(first)
+            first += int(np.count_nonzero(numbers[first:] == number))  # those of one run stand together
+            run = self.runs.get(number)
+            if run is None:  # hashes of two prompts collide
+                continue
+            taken = first - run.first
+            if taken < len(run.hashes):
+                run.first, run.hashes = first, run.hashes[taken:].copy()  # a view would keep the whole array
+            else:
+                del self.runs[number]
 
 
 class ApproximateResidency:
@@ -70,6 +70,7 @@ class ApproximateResidency:
         self._index = index
         self._ttl_s = ttl_s
         self._holders: dict[Holder, _Assumed] = {}
+        self._runs = 0
 
     @property
     def predicted(self) -> frozenset[Holder]:
@@ -105,13 +106,12 @@ class ApproximateResidency:
             self._holders[holder] = _Assumed(assumed.capacity_blocks)
             self._index.clear(holder, Tier.DEVICE)
 
-    def assume(
-        self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float
-    ) -> NDArray[np.float64]:
+    def assume(self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float) -> Numbers:
         """A request with these blocks was sent to the holder.
 
-        Returns when each of the leading blocks that had been assumed was last routed there; ends at the first
-        that had not. Of a chain longer than the capacity its beginning is kept.
+        Returns for each of the leading blocks that had been assumed the number of the call, growing from one to
+        the next, that routed it there last; ends at the first that had not. Of a chain longer than the capacity
+        its beginning is kept.
         """
         assumed = self._holders.get(holder)
         if assumed is None:
@@ -121,32 +121,29 @@ class ApproximateResidency:
         blocks = len(hashes)
         if not blocks:
             return _NEVER
-        keys = hashes ^ namespace.domain_word
-        number = assumed.next_number
-        before, new, leading = assumed.run_of.put(keys, number)
-        last_used_s = assumed.times_of(before[:leading]) if leading else _NEVER
-        assumed.next_number += 1
-        assumed.runs.append(_Run(number, now_s, namespace, hashes, keys, blocks))
-        assumed.times[number] = now_s
-        assumed.entries += blocks
+        number = self._runs
+        self._runs += 1
+        before, new, leading = assumed.run_of.put(hashes ^ namespace.domain_word, number)
+        last_used = before[:leading]
+        assumed.take_over(last_used)
+        assumed.runs[number] = _Run(now_s, namespace, 0, hashes)
         self._evict(holder, assumed, len(assumed.run_of) - assumed.capacity_blocks)
         if leading + new < blocks:
             store_missing(self._index, holder, Tier.DEVICE, namespace, hashes, before < 0)
         elif new:
             parent = hashes.item(leading - 1) if leading else 0
             self._index.store(holder, Tier.DEVICE, namespace, hashes[leading:], parent=parent)
-        _compact(assumed)
-        return last_used_s
+        return last_used
 
-    def evicted(self, holder: Holder, last_used_s: float) -> int:
-        """The engine turned out to have evicted a block that was last used then.
+    def evicted(self, holder: Holder, last_used: int) -> int:
+        """The engine turned out to have evicted a block that the call to `assume` of this number used last.
 
         An LRU cache has then evicted everything that was not used since; returns how many blocks that was.
         """
         assumed = self._holders.get(holder)
         before = 0 if assumed is None else len(assumed.run_of)
-        while assumed is not None and assumed.runs and assumed.runs[0].at_s <= last_used_s:
-            self._evict_from_oldest(holder, assumed, len(assumed.run_of) + 1)
+        while assumed is not None and assumed.runs and next(iter(assumed.runs)) <= last_used:
+            self._evict_from_oldest(holder, assumed, len(assumed.run_of))
         return 0 if assumed is None else before - len(assumed.run_of)
 
     def expire(self, now_s: float) -> None:
@@ -155,8 +152,9 @@ class ApproximateResidency:
             self._expire(holder, assumed, now_s)
 
     def _expire(self, holder: Holder, assumed: _Assumed, now_s: float) -> None:
-        while assumed.runs and assumed.runs[0].at_s + self._ttl_s <= now_s:
-            self._evict_from_oldest(holder, assumed, len(assumed.run_of) + 1)
+        runs = assumed.runs
+        while runs and runs[next(iter(runs))].at_s + self._ttl_s <= now_s:
+            self._evict_from_oldest(holder, assumed, len(assumed.run_of))
 
     def _evict(self, holder: Holder, assumed: _Assumed, blocks: int) -> None:
         while blocks > 0:
@@ -164,33 +162,12 @@ class ApproximateResidency:
 
     def _evict_from_oldest(self, holder: Holder, assumed: _Assumed, blocks: int) -> int:
         """Drop at most so many blocks of the oldest run; drop the run when none is left."""
-        run, run_of = assumed.runs[0], assumed.run_of
-        if assumed.superseded(run):
-            del assumed.times[assumed.runs.popleft().number]
-            assumed.entries -= run.stop
-            return 0
-        evicted, stop = run_of.take_last(run.keys, run.stop, run.number, blocks)
-        assumed.entries -= run.stop - stop
-        run.stop = stop
+        number, run = next(iter(assumed.runs.items()))
+        keys = run.hashes ^ run.namespace.domain_word
+        evicted, stop = assumed.run_of.take_last(keys, len(keys), number, blocks)
         if len(evicted):
             self._index.remove(holder, Tier.DEVICE, run.namespace, run.hashes[evicted])
-        if not run.stop:
-            del assumed.times[assumed.runs.popleft().number]
+        run.hashes = run.hashes[:stop]
+        if not stop:
+            del assumed.runs[number]
         return len(evicted)
-
-
-def _compact(assumed: _Assumed) -> None:
-    """Drop entries that a later run has taken over, when they are many."""
-    if assumed.entries <= COMPACT_FACTOR * assumed.capacity_blocks:
-        return
-    kept: deque[_Run] = deque()
-    for run in assumed.runs:
-        if assumed.superseded(run):
-            continue
-        alive = np.flatnonzero(assumed.run_of.get(run.keys[: run.stop]) == run.number)
-        if len(alive):
-            keys = run.keys[alive]
-            kept.append(_Run(run.number, run.at_s, run.namespace, run.hashes[alive], keys, len(keys)))
-    assumed.runs = kept
-    assumed.times = {run.number: run.at_s for run in kept}
-    assumed.entries = sum(run.stop for run in kept)

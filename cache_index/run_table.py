@@ -62,12 +62,6 @@ def _delete(keys, numbers, at):
     numbers[gap] = -1
 
 
-@_KERNELS.kernel(_SLOTS, _NUMBERS, _IN, _NUMBERS)
-def _find(keys, numbers, wanted, found):
-    for i in range(len(wanted)):
-        found[i] = numbers[_slot(keys, numbers, wanted[i])]
-
-
 @_KERNELS.kernel(_SLOTS, _NUMBERS, _IN, _INTEGER, _NUMBERS)
 def _put(keys, numbers, wanted, number, before):
     """Fills ``before`` with the numbers the keys had; returns how many are new, and how many stand before those."""
@@ -113,7 +107,7 @@ def _move(keys, numbers, new_keys, new_numbers):
 def _entry_points() -> tuple[Callable[..., Any], ...]:
     if not _put.signatures:
         compile_all()
-    return entry_point(_find), entry_point(_put), entry_point(_take_last)
+    return entry_point(_put), entry_point(_take_last)
 
 
 class RunTable:
@@ -121,17 +115,11 @@ class RunTable:
 
     def __init__(self) -> None:
         self._used = 0
-        self._find, self._put, self._take_last = _entry_points()
+        self._put, self._take_last = _entry_points()
         self._keys, self._numbers = _empty(_FEWEST_SLOTS)
 
     def __len__(self) -> int:
         return self._used
-
-    def get(self, keys: Keys) -> Numbers:
-        """The number of each key, -1 where there is none."""
-        found = np.empty(len(keys), np.int64)
-        self._find(self._keys, self._numbers, keys, found)
-        return found
 
     def put(self, keys: Keys, number: int) -> tuple[Numbers, int, int]:
         """Give all keys, of which none is there twice, the number.

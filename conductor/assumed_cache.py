@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_index import ApproximateResidency, CacheIndex, Holder, sequence_hashes
+from cache_index import ApproximateResidency, CacheIndex, Holder
 from conductor.cluster import EngineFacts
 from conductor.explanation import PlacementRecord
 from conductor.placement import Usage
+from conductor.prefix_lookup import hashes_of, namespace_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Assumption:
     holder: Holder
     block_size: int
-    last_used_s: NDArray[np.float64]  # of the leading blocks that were assumed before the placement
+    last_used: NDArray[np.int64]  # by which run, of the leading blocks that were assumed before the placement
 
 
 class AssumedCache:
@@ -45,12 +46,11 @@ class AssumedCache:
         request, holder, group = record.request, record.prefill.holder, record.cache_group
         if group is None or not len(request.tokens) or not self._residency.is_predicted(holder):
             return
-        namespace = group.namespace
-        if request.cache_tenant != namespace.tenant:
-            namespace = replace(namespace, tenant=request.cache_tenant)
-        hashes = sequence_hashes(request.tokens, namespace.block_size, cache_salt=request.cache_salt)
-        last_used_s = self._residency.assume(holder, namespace, hashes, now_s)
-        self._open[record.placement.placement_id] = _Assumption(holder, namespace.block_size, last_used_s)
+        namespace = namespace_of(request, group)
+        hashes = hashes_of(request, namespace.block_size)
+        assert hashes is not None
+        last_used = self._residency.assume(holder, namespace, hashes, now_s)
+        self._open[record.placement.placement_id] = _Assumption(holder, namespace.block_size, last_used)
 
     def ended(self, placement_id: str, usage: Usage | None) -> None:
         """The request ended; the engine's own count of cached tokens corrects what was assumed before it.
@@ -63,5 +63,5 @@ class AssumedCache:
             return
         cached_blocks = usage.cached_tokens // assumption.block_size
         # A fully cached prompt recomputes its last block, so one block fewer is no contradiction.
-        if cached_blocks < len(assumption.last_used_s) - 1:
-            self._residency.evicted(assumption.holder, float(assumption.last_used_s[cached_blocks]))
+        if cached_blocks < len(assumption.last_used) - 1:
+            self._residency.evicted(assumption.holder, int(assumption.last_used[cached_blocks]))

@@ -69,17 +69,20 @@ _ROLE_NAMES = {PREFILL: "prefill", DECODE: "decode", MIXED: "mixed", 0: "none"}
 
 
 class RecordLog:
-    """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates.
+    """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates or tokens.
 
-    A record keeps the estimates of all its candidates, 116 bytes each: in a large cluster memory bounds the log.
+    A record keeps the estimates of all its candidates, 116 bytes each, and the tokens of its prompt: in a large
+    cluster, or where prompts are long, memory bounds the log.
     With a ``capacity`` of 0 none is kept.
     """
 
     MAX_CANDIDATES = 200_000
+    MAX_TOKENS = 32_000_000  # 128 MB
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._candidates = 0
+        self._tokens = 0
         self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
 
     def add(self, record: PlacementRecord) -> list[Estimates]:
@@ -91,14 +94,23 @@ class RecordLog:
         records = self._records
         records[record.placement.placement_id] = record
         self._candidates += len(record.candidates.held)
+        self._tokens += len(record.request.tokens)
         left: list[Estimates] = []
-        while (len(records) > self._capacity or self._candidates > self.MAX_CANDIDATES) and len(records) > 1:
+        while self._is_over_full() and len(records) > 1:
             _, oldest = records.popitem(last=False)
             assert oldest.candidates is not None
             self._candidates -= len(oldest.candidates.held)
+            self._tokens -= len(oldest.request.tokens)
             left.append(oldest.candidates)
             oldest.candidates = None
         return left
+
+    def _is_over_full(self) -> bool:
+        return (
+            len(self._records) > self._capacity
+            or self._candidates > self.MAX_CANDIDATES
+            or self._tokens > self.MAX_TOKENS
+        )
 
     def get(self, placement_id: str) -> PlacementRecord | None:
         return self._records.get(placement_id)

@@ -17,6 +17,29 @@ from conductor.shared_pools import SharedPool, SharedPools
 
 Levels = NDArray[np.int32]
 
+_latest: tuple[PlacementRequest | None, dict[int, Hashes]] = (None, {})  # asked for several times a placement
+
+
+def hashes_of(request: PlacementRequest, block_size: int) -> Hashes | None:
+    """Sequence hashes of a prompt's full blocks; None where neither they nor the tokens are known.
+
+    Those of one request are computed once per block size, as long as no other is asked for.
+    """
+    global _latest
+    if request.hashes is not None:
+        return request.hashes if request.hashes_block_size == block_size else None
+    if not len(request.tokens):
+        return None
+    known, by_block_size = _latest
+    if known is not request:
+        by_block_size = {}
+        _latest = request, by_block_size
+    hashes = by_block_size.get(block_size)
+    if hashes is None:
+        hashes = sequence_hashes(request.tokens, block_size, cache_salt=request.cache_salt)
+        by_block_size[block_size] = hashes
+    return hashes
+
 
 class PrefixLookup(Protocol):
     """Longest cached prefixes of a request's prompt."""
@@ -41,10 +64,7 @@ class PrefixLookup(Protocol):
 
 
 class IndexLookup:
-    """The live index, what instances can load from ``pools``, and what prefills under way will add.
-
-    Hashes of one request are computed once per block size.
-    """
+    """The live index, what instances can load from ``pools``, and what prefills under way will add."""
 
     def __init__(
         self, index: CacheIndex, matcher: PromptMatcher | None = None, pools: Sequence[SharedPool] = ()
@@ -52,11 +72,9 @@ class IndexLookup:
         self._matcher = matcher or PromptMatcher(index)
         self._pools = SharedPools(index, pools) if pools else None
         self._expected = ExpectedCache(index)
-        self._request: PlacementRequest | None = None
-        self._hashes: dict[int, Hashes] = {}
 
     def levels(self, request: PlacementRequest, group: CacheGroup) -> Levels | None:
-        hashes = self._hashes_of(request, group.namespace.block_size)
+        hashes = hashes_of(request, group.namespace.block_size)
         if hashes is None:
             return None
         namespace = namespace_of(request, group)
@@ -69,7 +87,7 @@ class IndexLookup:
     def prefill_begins(
         self, placement_id: str, request: PlacementRequest, group: CacheGroup, holder: Holder
     ) -> None:
-        hashes = self._hashes_of(request, group.namespace.block_size)
+        hashes = hashes_of(request, group.namespace.block_size)
         if hashes is not None:
             self._expected.expect(placement_id, holder, namespace_of(request, group), hashes)
 
@@ -78,19 +96,6 @@ class IndexLookup:
 
     def holder_left(self, holder: Holder) -> None:
         self._expected.forget(holder)
-
-    def _hashes_of(self, request: PlacementRequest, block_size: int) -> Hashes | None:
-        if request.hashes is not None:
-            return request.hashes if request.hashes_block_size == block_size else None
-        if not len(request.tokens):
-            return None
-        if self._request is not request:
-            self._request, self._hashes = request, {}
-        hashes = self._hashes.get(block_size)
-        if hashes is None:
-            hashes = sequence_hashes(request.tokens, block_size, cache_salt=request.cache_salt)
-            self._hashes[block_size] = hashes
-        return hashes
 
 
 def namespace_of(request: PlacementRequest, group: CacheGroup) -> Namespace:

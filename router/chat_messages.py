@@ -24,9 +24,14 @@ def template_message(message: dict[str, Any], keeps_parts: bool) -> dict[str, An
     """What a template sees of a message: fields that vLLM does not know are left out.
 
     Content becomes a list of text parts where the template ``keeps_parts``, else one text. Raises TokenizationError
-    for parts that are not text: what stands for an image in a prompt is known to the engine only.
+    for parts that are not text: what stands for an image in a prompt is known to the engine only. A message that
+    would come out as it is, as most do, is not copied: templates cannot change it.
     """
     role, content = message["role"], message.get("content")
+    if type(content) is str and not keeps_parts and len(message) == 2 and role != "developer":
+        first, _ = message
+        if first == "role":  # the order shows where a template prints messages
+            return message
     if isinstance(content, list):
         texts = [text for part in content if (text := _text(part)) is not None]
     elif content is None or isinstance(content, str):

@@ -2,87 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from router.chat_messages import template_message, template_tools
 from router.errors import TokenizationError
+from router.template_environment import template_environment
 
-_DICT_ATTRIBUTES = frozenset(dir(dict))
 _MARK = "END_OF_THE_FINAL_MESSAGE "  # found again in what the template makes of it; the space shows trimming
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks what the assistant said, for training; rendering passes it through."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """As Jinja's own, which takes longer: it tries a dictionary's attributes before its keys.
-
-        What a template reads of its loops and namespaces is safe unless it begins with an underscore, or is called.
-        """
-        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
-            try:
-                return obj[attribute]
-            except KeyError:
-                return self.undefined(obj=obj, name=attribute)
-        if (type(obj) is Namespace or type(obj) is LoopContext) and not attribute.startswith("_"):
-            value = getattr(obj, attribute, None)
-            if value is not None and not callable(value):
-                return value
-        return super().getattr(obj, attribute)
-
-
-def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike Jinja's own filter, escapes nothing for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 class ChatTemplate:
     """A compiled template. ``special_tokens`` are the variables like ``bos_token`` it may use."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        environment = _environment()
+        environment = template_environment()
         try:
             self._template = environment.from_string(source)
             self._template.globals = dict(
@@ -102,6 +38,7 @@ class ChatTemplate:
         try:
             messages = [template_message(message, self._keeps_parts) for message in document["messages"]]
             if continued:
+                messages[-1] = dict(messages[-1])  # which may be the client's own
                 final = _mark_final(messages[-1])
             variables: dict[str, Any] = {
                 **self._special_tokens,

@@ -159,6 +159,8 @@ class Delivery:
         try:
             self._count(placement)
             attempt.start()
+            if not placement.disaggregated:  # a hand-off writes another body when the prefill is done
+                self._request.forget_document()
             if self.services.first_bytes is not None:
                 self._watch(attempt, self.services.first_bytes)
         except Exception:

@@ -77,20 +77,33 @@ _CHECKS: Final[dict[Endpoint, Callable[[dict[str, Any]], None]]] = {
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """``body`` are the bytes the client sent, ``document`` their parsed form, to be read only."""
+    """``body`` are the bytes the client sent, ``parsed`` what they say, unless that has been forgotten."""
 
     endpoint: Endpoint
     body: bytes | bytearray
-    document: dict[str, Any]
+    parsed: dict[str, Any] | None
     model: str
     stream: bool
     max_output_tokens: int | None
     cache_salt: str | None
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """To be read only."""
+        if self.parsed is not None:
+            return self.parsed
+        document: dict[str, Any] = orjson.loads(self.body)
+        self.parsed = document
+        return document
+
+    def forget_document(self) -> None:
+        """It is hardly needed any more: its memory is better used for the next request, while it is in reach."""
+        self.parsed = None
+
     def release(self) -> None:
         """The request will not be sent again: let go of what may be megabytes."""
         self.body = b""
-        self.document = {}
+        self.parsed = {}
 
 
 def parse_inference(
@@ -125,7 +138,7 @@ def parse_inference(
     return InferenceRequest(
         endpoint=endpoint,
         body=body,
-        document=document,
+        parsed=document,
         model=model,
         stream=bool(stream),
         max_output_tokens=_max_output_tokens(endpoint, document),

@@ -34,4 +34,4 @@ def with_token_ids(request: InferenceRequest, prompt: Prompt) -> InferenceReques
     text, ids = fields
     passed = {name: value for name, value in document.items() if name != text}
     passed[ids] = prompt.tokens.tolist()
-    return replace(request, body=orjson.dumps(passed), document=passed)
+    return replace(request, body=orjson.dumps(passed), parsed=passed)

@@ -30,13 +30,13 @@ def placement_view(request: InferenceRequest) -> InferenceRequest | None:
         case Endpoint.CHAT | Endpoint.COMPLETIONS:
             return request
         case Endpoint.RESPONSES:
-            return replace(request, endpoint=Endpoint.CHAT, document=_of_responses(document))
+            return replace(request, endpoint=Endpoint.CHAT, parsed=_of_responses(document))
         case Endpoint.MESSAGES:
-            return replace(request, endpoint=Endpoint.CHAT, document=_of_messages(document))
+            return replace(request, endpoint=Endpoint.CHAT, parsed=_of_messages(document))
         case Endpoint.EMBEDDINGS:
             given = document.get("input")
             if isinstance(given, list) and isinstance(given[0], int | list):
-                return replace(request, endpoint=Endpoint.COMPLETIONS, document={"prompt": given})
+                return replace(request, endpoint=Endpoint.COMPLETIONS, parsed={"prompt": given})
         case Endpoint.TOKENS:
             return _of_tokens(request, document["token_ids"])
         case Endpoint.GENERATE:
@@ -48,7 +48,7 @@ def _of_tokens(request: InferenceRequest, prompt: Any) -> InferenceRequest:
     for name in _NOT_TOKENS:
         if request.document.get(name):
             raise TokenizationError(f"what {name!r} stands for is known to the engine alone")
-    return replace(request, endpoint=Endpoint.COMPLETIONS, document={"prompt": prompt})
+    return replace(request, endpoint=Endpoint.COMPLETIONS, parsed={"prompt": prompt})
 
 
 def _of_responses(document: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from conductor.placement import Tokens
 from router.chat_template import ChatTemplate
 from router.errors import TokenizationError
 from router.inference import Endpoint, InferenceRequest, first_prompt, truncated
-from router.segments import IndivisibleError, segmentation_of
+from router.segments import IndivisibleError, Segmentation, segmentation_of
 from router.token_cache import TokenCache, TokenCacheState
 
 if TYPE_CHECKING:
@@ -27,10 +27,13 @@ os.environ.setdefault(
     "TOKENIZERS_PARALLELISM", "false"
 )  # for one short text, its threads take longer than it does
 
-CACHE_BYTES = 256 * 1024 * 1024  # about 1,000 conversations of 128 KB
+CACHE_BYTES = 256 * 1024 * 1024  # about 600 conversations of 128 KB
 _BY_WORDS_FACTOR = (
     12  # known words are looked up at least so many times as fast as the library tokenizes them
 )
+_PROBE = [{"role": role, "content": f"{role}-{turn}"} for turn in range(3) for role in ("user", "assistant")][
+    :-1
+]
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -57,7 +60,12 @@ class PromptTokenizer:
         if cache_bytes > 0:
             try:
                 segmentation = segmentation_of(tokenizer, lambda text: self._encode(text, False))
-                self._cache = TokenCache(segmentation, self._encode_plain, cache_bytes)
+                self._cache = TokenCache(
+                    segmentation,
+                    self._encode_plain,
+                    cache_bytes,
+                    by_separator=_by_separator(tokenizer, segmentation, chat_template),
+                )
                 self._cache_off = None
                 self._affixes = _affixes(self._encode)
             except (IndivisibleError, TokenizationError) as error:
@@ -165,6 +173,30 @@ class PromptTokenizer:
                 raise  # what panics in its Rust code is a BaseException
             raise TokenizationError(f"the tokenizer failed: {error}") from error
         return np.frombuffer(array("I", encoding.ids), np.uint32)  # np.array takes twice as long
+
+
+def _by_separator(
+    tokenizer: Tokenizer, segmentation: Segmentation, template: ChatTemplate | None
+) -> Segmentation | None:
+    """Split where chats of the template have one and the same token most often, so that turns stay whole.
+
+    Behind the last of them stands nothing that was said: else the piece grew with the answer, and what was said
+    would be tokenized once more with the next turn. None where there is no such token.
+    """
+    if template is None or not segmentation.separators:
+        return None
+    try:
+        text = template.render({"messages": _PROBE})
+    except TokenizationError:
+        return None
+    end = text.rfind(_PROBE[-1]["content"])
+    by_place = sorted(segmentation.separators, key=text.find)
+    choices = [token for token in by_place if text.rfind(token) > end >= 0]
+    separator = max(choices, key=text.count, default=None)
+    if separator is None or text.count(separator) < len(_PROBE) // 2:
+        return None
+    token = tokenizer.token_to_id(separator)
+    return None if token is None else segmentation.by(separator, token)
 
 
 def _affixes(encode: Callable[[str, bool], Tokens]) -> tuple[Tokens, Tokens] | None:

@@ -36,15 +36,29 @@ class IndivisibleError(Exception):
 class Segmentation:
     """``added`` matches added tokens; those among the ``boundaries`` begin segments.
 
-    ``begins`` tells of every token id whether it is that of a boundary.
+    ``begins`` tells of every token id whether it is that of a boundary. ``separators`` are boundaries that are
+    matched wherever their text stands. Where a ``separator`` is given, it is the only boundary.
     """
 
     added: re.Pattern[str]
     boundaries: frozenset[str]
     begins: npt.NDArray[np.bool_]
+    separators: frozenset[str]
+    separator: str | None = None
+
+    def by(self, separator: str, token: int) -> Segmentation:
+        """At one of the separators alone, which is many times as fast."""
+        begins = np.zeros_like(self.begins)
+        begins[token] = True
+        return Segmentation(self.added, frozenset((separator,)), begins, self.separators, separator)
 
     def split(self, text: str) -> list[str]:
         """The segments, which together are the text; none of an empty text. Linear in its length."""
+        separator = self.separator
+        if separator is not None:
+            first, *others = text.split(separator)
+            segments = [separator + other for other in others]
+            return [first, *segments] if first else segments
         boundaries = self.boundaries
         cuts = [match.start() for match in self.added.finditer(text) if match.group() in boundaries]
         if not cuts:
@@ -87,7 +101,9 @@ def segmentation_of(tokenizer: Tokenizer, encode: Callable[[str], Tokens]) -> Se
     ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     begins = np.zeros(max(ids.values()) + 1, np.bool_)
     begins[[ids[content] for content in boundaries]] = True
-    segmentation = Segmentation(re.compile(_alternatives(added)), frozenset(boundaries), begins)
+    segmentation = Segmentation(
+        re.compile(_alternatives(added)), frozenset(boundaries), begins, _separators(added, boundaries)
+    )
     _probe(segmentation, boundaries, encode)
     return segmentation
 
@@ -119,6 +135,20 @@ def _of_first(character: str, literal: dict[str, AddedToken]) -> tuple[list[str]
     added = [content for content in literal if content.startswith(character)]
     alone = [content for content in added if not (literal[content].lstrip or literal[content].single_word)]
     return added, alone
+
+
+def _separators(added: list[str], boundaries: list[str]) -> frozenset[str]:
+    """The boundaries that are matched wherever their text stands; all of ``added`` begin with one character.
+
+    They are no beginning of a longer token, and no other token that is matched in front of them reaches into them.
+    """
+    longer = {token[:size] for token in added for size in range(1, len(token))}
+    tails = [token[at:] for token in added for at in range(1, len(token)) if token[at] == token[0]]
+    return frozenset(
+        token
+        for token in boundaries
+        if token not in longer and not any(token.startswith(tail) or tail.startswith(token) for tail in tails)
+    )
 
 
 def _alternatives(words: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ class PlacementTokens:
         request = InferenceRequest(
             endpoint=Endpoint.CHAT if "messages" in document else Endpoint.COMPLETIONS,
             body=orjson.dumps(document),
-            document=document,
+            parsed=document,
             model=document["model"],
             stream=False,
             max_output_tokens=None,

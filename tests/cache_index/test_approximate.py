@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
-from cache_index.approximate import COMPACT_FACTOR, ApproximateResidency
+from cache_index.approximate import ApproximateResidency
 from cache_index.hashing import Hashes
 
 BLOCK = 4
@@ -42,7 +42,7 @@ def test_what_was_routed_is_assumed() -> None:
     index, residency = made()
     assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0).tolist() == []
     assert matched(index, 1, 2, 3, 4) == 3
-    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 9), 1.0).tolist() == [0.0, 0.0]
+    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 9), 1.0).tolist() == [0, 0]
     assert residency.blocks(ENGINE) == 4
     assert residency.predicted == {ENGINE}
     assert residency.is_predicted(ENGINE)
@@ -54,7 +54,7 @@ def test_holders_that_were_not_added_are_left_alone() -> None:
     other = Holder("publishes")
     index.register(other)
     assert not len(residency.assume(other, NAMESPACE, chain(1), 0.0))
-    assert residency.evicted(other, 1.0) == 0
+    assert residency.evicted(other, 1) == 0
     residency.forget(other)
     residency.remove(other)
     assert index.stats().blocks == 0
@@ -94,24 +94,24 @@ def test_an_eviction_tells_of_everything_used_no_later() -> None:
     residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)
     residency.assume(ENGINE, NAMESPACE, chain(1, 7), 1.0)
     residency.assume(ENGINE, NAMESPACE, chain(8), 2.0)
-    assert residency.evicted(ENGINE, 0.0) == 2
+    assert residency.evicted(ENGINE, 0) == 2
     assert (matched(index, 1, 2, 3), matched(index, 1, 7), matched(index, 8)) == (1, 2, 1)
-    assert residency.evicted(ENGINE, 1.0) == 2
+    assert residency.evicted(ENGINE, 1) == 2
     assert (matched(index, 1, 7), matched(index, 8)) == (0, 1)
 
 
-def test_a_request_learns_when_its_blocks_were_last_routed_there() -> None:
+def test_a_request_learns_which_one_routed_its_blocks_there_last() -> None:
     _, residency = made()
     residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)
     residency.assume(ENGINE, NAMESPACE, chain(1, 7), 1.0)
-    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, 4), 2.0).tolist() == [1.0, 0.0, 0.0]
+    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, 4), 2.0).tolist() == [1, 0, 0]
     assert residency.assume(ENGINE, NAMESPACE, chain(1, 2), 2.0 + TTL_S).tolist() == []
 
 
 def test_everything_dropped_leaves_a_working_book() -> None:
     index, residency = made()
     residency.assume(ENGINE, NAMESPACE, chain(1, 2), 0.0)
-    assert residency.evicted(ENGINE, 0.0) == 2
+    assert residency.evicted(ENGINE, 0) == 2
     residency.expire(2 * TTL_S)
     residency.assume(ENGINE, NAMESPACE, chain(1, 2), 3 * TTL_S)
     assert matched(index, 1, 2) == 2
@@ -126,6 +126,16 @@ def test_forgetting_and_removing() -> None:
     assert matched(index, 1, 2) == 2
     residency.remove(ENGINE)
     assert (matched(index, 1, 2), residency.predicted) == (0, frozenset())
+
+
+def test_what_was_learned_before_an_engine_was_lost_says_nothing_of_its_new_cache() -> None:
+    index, residency = made()
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2), 0.0)
+    before = residency.assume(ENGINE, NAMESPACE, chain(1, 2), 1.0)
+    residency.forget(ENGINE)
+    residency.assume(ENGINE, NAMESPACE, chain(1, 2), 2.0)
+    assert residency.evicted(ENGINE, int(before[0])) == 0
+    assert matched(index, 1, 2) == 2
 
 
 def test_other_tiers_of_the_holder_are_not_touched() -> None:
@@ -150,10 +160,8 @@ def test_a_hot_prefix_does_not_grow_the_books() -> None:
     for number in range(2000):
         residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, number % 5 + 10), number * 1e-3)
     assumed = residency._holders[ENGINE]
-    assert assumed.entries <= COMPACT_FACTOR * 16
-    assert assumed.entries == sum(run.stop for run in assumed.runs)
-    assert set(assumed.times) == {run.number for run in assumed.runs}
-    assert len(assumed.run_of) == 8
+    assert len(assumed.run_of) == 8 == sum(len(run.hashes) for run in assumed.runs.values())
+    assert all(run.hashes.base is None for run in list(assumed.runs.values())[:-1])  # nothing larger is held
     assert index.stats().residencies == 8
 
 
@@ -162,21 +170,27 @@ class Oracle:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.used_s: dict[int, float] = {}
+        self.used: dict[int, tuple[int, float]] = {}  # by which call, and when
+        self.calls = 0
 
     def expire(self, now_s: float) -> None:
-        self.used_s = {key: at_s for key, at_s in self.used_s.items() if at_s + TTL_S > now_s}
+        self.used = {key: (call, at_s) for key, (call, at_s) in self.used.items() if at_s + TTL_S > now_s}
 
     def assume(self, keys: list[int], now_s: float) -> None:
         self.expire(now_s)
         for key in reversed(keys[: self.capacity]):
-            self.used_s.pop(key, None)
-            self.used_s[key] = now_s
-        while len(self.used_s) > self.capacity:
-            del self.used_s[next(iter(self.used_s))]
+            self.used.pop(key, None)
+            self.used[key] = (self.calls, now_s)
+        self.calls += bool(keys)
+        while len(self.used) > self.capacity:
+            del self.used[next(iter(self.used))]
 
-    def evicted(self, last_used_s: float) -> None:
-        self.used_s = {key: at_s for key, at_s in self.used_s.items() if at_s > last_used_s}
+    def evicted(self, last_used: int) -> None:
+        self.used = {key: (call, at_s) for key, (call, at_s) in self.used.items() if call > last_used}
+
+    def last_used(self, keys: list[int]) -> list[int]:
+        known = itertools.takewhile(lambda used: used is not None, map(self.used.get, keys))
+        return [used[0] for used in known if used is not None]
 
 
 _PROMPTS = st.lists(st.integers(0, 2), min_size=0, max_size=7)
@@ -207,21 +221,20 @@ def test_any_history_gives_what_the_oracle_holds(
         keys = (hashes ^ np.uint64(namespace.domain)).tolist()
         if action == "assume":
             oracle.expire(now_s)
-            expected = list(itertools.takewhile(lambda at_s: at_s is not None, map(oracle.used_s.get, keys)))
+            expected = oracle.last_used(keys)
             assert residency.assume(ENGINE, namespace, hashes, now_s).tolist() == expected
             oracle.assume(keys, now_s)
         elif action == "evicted":
-            used_s = sorted(set(oracle.used_s.values()))
-            if cached < len(used_s):
-                residency.evicted(ENGINE, used_s[cached])
-                oracle.evicted(used_s[cached])
+            calls = sorted({call for call, _ in oracle.used.values()})
+            if cached < len(calls):
+                residency.evicted(ENGINE, calls[cached])
+                oracle.evicted(calls[cached])
         else:
             residency.expire(now_s)
             oracle.expire(now_s)
-        assert index.residencies(ENGINE) == {(key, Tier.DEVICE) for key in oracle.used_s}
-        assert residency.blocks(ENGINE) == len(oracle.used_s) <= capacity
+        assert index.residencies(ENGINE) == {(key, Tier.DEVICE) for key in oracle.used}
+        assert residency.blocks(ENGINE) == len(oracle.used) <= capacity
         assumed = residency._holders[ENGINE]
-        assert assumed.entries == sum(run.stop for run in assumed.runs)
-        assert set(assumed.times) == {run.number for run in assumed.runs}
+        assert sum(len(run.hashes) for run in assumed.runs.values()) == len(assumed.run_of)
     residency.expire(now_s + TTL_S)
     assert index.stats().residencies == 0

@@ -43,7 +43,8 @@ def test_any_history_gives_what_a_dictionary_holds(steps: list[tuple[bool, list[
             for i in having:
                 del expected[places[i]]
         assert len(table) == len(expected)
-        assert table.get(SAME_HOME).tolist() == [expected.get(place, -1) for place in range(40)]
+    before, _, _ = table.put(SAME_HOME, len(steps))
+    assert before.tolist() == [expected.get(place, -1) for place in range(40)]
 
 
 def test_it_grows_with_its_keys() -> None:
@@ -52,4 +53,6 @@ def test_it_grows_with_its_keys() -> None:
     for number in range(0, 5_000, 500):
         table.put(keys[number : number + 500], number)
     assert len(table) == 5_000
-    assert table.get(keys).tolist() == [number // 500 * 500 for number in range(5_000)]
+    before, new, leading = table.put(keys, 5_000)
+    assert before.tolist() == [number // 500 * 500 for number in range(5_000)]
+    assert (new, leading) == (0, 5_000)

@@ -179,6 +179,17 @@ def test_records_are_bounded() -> None:
     assert kept == ids[:1:-1]
 
 
+def test_records_of_long_prompts_are_fewer() -> None:
+    scheduler = make_scheduler("mm")
+    scheduler.records.MAX_TOKENS = 5_000
+    placed = [scheduler.place(request(tokens), 0.0).placement_id for tokens in (2_000, 2_000, 1_000)]
+    assert len(list(scheduler.records.latest(10))) == 3
+    placed.append(scheduler.place(request(2_500), 0.0).placement_id)
+    assert [record.placement.placement_id for record in scheduler.records.latest(10)] == placed[:1:-1]
+    longer_than_all = scheduler.place(request(6_000), 0.0).placement_id
+    assert [record.placement.placement_id for record in scheduler.records.latest(10)] == [longer_than_all]
+
+
 def test_without_a_log_only_what_is_under_way_is_known() -> None:
     scheduler = make_scheduler("m")
     scheduler.records._capacity = 0

@@ -458,5 +458,5 @@ def test_the_view_keeps_the_clients_own_words_of_the_template() -> None:
     assert view == replace(
         request,
         endpoint=Endpoint.CHAT,
-        document={"messages": [USER], "chat_template_kwargs": {"thinking": False}},
+        parsed={"messages": [USER], "chat_template_kwargs": {"thinking": False}},
     )

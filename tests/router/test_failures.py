@@ -95,6 +95,14 @@ async def test_another_instance_takes_over_before_the_first_byte(
     assert door.sample("conductor_retries_total", reason=kind.value) == 1
 
 
+async def test_a_body_that_is_written_anew_is_the_same_for_another_instance(cluster: Any) -> None:
+    bad, good = await cluster.engine("bad", server_error), await cluster.engine("good")
+    door = await cluster.door([bad, good])
+    assert (await door.chat(model="alias", extra=[1, 2])).status_code == 200
+    assert good.received[0].body == bad.received[0].body
+    assert good.received[0].document == cluster.chat_document(extra=[1, 2])
+
+
 async def test_refused_connection_is_retried(cluster: Any) -> None:
     port = cluster.unused_port()
     gone = Target("gone", f"http://127.0.0.1:{port}", "127.0.0.1", port)

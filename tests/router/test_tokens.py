@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import httpx
 import numpy as np
 import orjson
 import pytest
+from jinja2 import UndefinedError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
@@ -18,6 +22,7 @@ from conductor.placement import TokenSource
 from router import EngineTokenizer, PromptTokenizer, RouterMetrics, TokenService
 from router.chat_template import ChatTemplate
 from router.inference import Endpoint, parse_inference
+from router.template_environment import template_environment
 from router.tokens import TokenizationError
 
 CHATML = """{%- if tools %}
@@ -183,6 +188,55 @@ def test_templates_read_their_loops_and_namespaces() -> None:
     )
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     assert rendered(template, messages=turns) == "1FalseaTrue;2TruebFalse;2False"
+
+
+READS = """{% set ns = namespace(m=messages[0]) %}{% macro shown(m) %}{{ m.content }}{{ m['name'] }}{% endmacro %}
+{%- for m in messages if m.role == 'user' and not m.hidden %}{{ m.items }}{{ m['items'] }}{{ shown(m) }}
+{%- if m.name or m['none'] and not (m.odd or m).deeper %}named{% elif m.missing %}never{% else %}nameless{% endif %}
+{{- 'a' if m.name else 'b' }}{{ m.missing is defined }}{{ m.missing | default(m.role) }}{{ m.missing }}
+{{- ns.m.role }}{{ m.tool_calls[0].function }}{{ loop.index }}{{ m.missing == none }}
+{%- endfor %}"""
+
+
+def test_reading_dictionaries_gives_what_jinja_gives() -> None:
+    """Whether the keys are there or not, have names of attributes, or hold what is not a dictionary."""
+    messages = [
+        {
+            "role": "user",
+            "content": "x",
+            "name": "",
+            "tool_calls": [{"function": {"name": "f"}}],
+            "odd": {"deeper": 0},
+        },
+        {"role": "user", "content": "y", "name": "n", "tool_calls": "text", "hidden": []},
+        {"role": "user", "content": None, "hidden": True},
+        {"role": "tool"},
+    ]
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    ours = template_environment()
+    for shown in (messages[:1], messages[1:], messages):
+        texts = []
+        for environment in (plain, ours):
+            text = environment.from_string(READS).render(messages=shown)
+            texts.append(re.sub(r"<built-in method items of dict object at \w+>", "method", text))
+        assert texts[0] == texts[1]
+        assert "named" in texts[0] or "nameless" in texts[0]
+    for failing in ("{{ messages[0].missing.deeper }}", "{% if messages.missing.deeper %}{% endif %}"):
+        for environment in (plain, ours):
+            with pytest.raises(UndefinedError, match="has no attribute 'missing'"):
+                environment.from_string(failing).render(messages=messages)
+
+
+def test_rendering_leaves_the_request_as_it_is() -> None:
+    document = chat(
+        messages=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    ).document
+    before = copy.deepcopy(document)
+    ChatTemplate(CHATML, {}).render({**document, "continue_final_message": True})
+    assert document == before
+    reordered = [{"content": "x", "role": "user"}, {"role": "developer", "content": "y"}]
+    shown = rendered("{% for m in messages %}{{ m | tojson }}{% endfor %}", messages=reordered)
+    assert shown == '{"role": "user", "content": "x"}{"role": "developer", "content": "y", "tools": null}'
 
 
 @pytest.mark.parametrize("name", ["__class__", "_Namespace__attrs"])

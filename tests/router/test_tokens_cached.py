@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +22,11 @@ from tokenizers import (
     trainers,
 )
 
-from router import PromptTokenizer
+from router import PromptTokenizer, known_beginnings, token_cache
+from router.chat_template import ChatTemplate
+from router.inference import Endpoint, parse_inference
+from router.known_beginnings import KnownBeginnings
+from router.segments import IndivisibleError, segmentation_of
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "don't stop; naïve café 東京 12345", "<s> a | b"] * 9
 SPLIT = (
@@ -177,6 +185,14 @@ def test_any_added_tokens(added: list[tuple[str, dict[str, bool]]], prompts: lis
     tokenizer.add_tokens([AddedToken(content, special=True, **flags) for content, flags in added])
     oracle = Tokenizer.from_str(tokenizer.to_str())
     cached = PromptTokenizer(tokenizer)
+    try:
+        segmentation = segmentation_of(tokenizer, lambda text: np.array(oracle.encode(text).ids, np.uint32))
+        separators = sorted(segmentation.separators)
+    except IndivisibleError:
+        separators = []
+    except BaseException as error:
+        assert type(error).__name__ == "PanicException"
+        separators = []
     joined = "".join(content for content, _ in added).join(prompts)
     for text in [*prompts, joined]:
         try:
@@ -185,6 +201,129 @@ def test_any_added_tokens(added: list[tuple[str, dict[str, bool]]], prompts: lis
             assert type(error).__name__ == "PanicException"  # tokenizers fails where space is taken twice
             continue
         assert cached.encode(text, add_special_tokens=False).tolist() == expected
+        for separator in separators:
+            split = segmentation.by(separator, tokenizer.token_to_id(separator)).split(text)
+            assert "".join(split) == text
+            assert [token for segment in split for token in oracle.encode(segment).ids] == expected
+
+
+CHATML = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}
+{{- '<|im_start|>assistant\\n' }}"""
+BY_ANSWERS = """{%- for m in messages %}{% if m.role == 'user' %}{{ '<|im_end|>x' + m.content + '<|im_start|>' }}
+{%- else %}{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, BY_ANSWERS, "no token of its own", "{{ raise_exception('no') }}"]
+)
+@pytest.mark.parametrize("maker", [as_llama_3, with_greedy_tokens])
+def test_chats_are_split_where_their_template_begins_a_turn(
+    maker: Callable[[], Tokenizer], template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are the same wherever they are split, also of text that is no chat."""
+    monkeypatch.setattr(token_cache, "LONG_CHARACTERS", 0)
+    monkeypatch.setattr(known_beginnings, "_FEWEST_SEGMENTS", 1)
+    tokenizer = maker()
+    oracle = Tokenizer.from_str(tokenizer.to_str())
+    chat_template = ChatTemplate(template, {})
+    small = PromptTokenizer(tokenizer, chat_template, cache_bytes=3_000)
+    large = PromptTokenizer(tokenizer, chat_template)
+    added = [token.content for token in oracle.get_added_tokens_decoder().values()]
+
+    @settings(max_examples=60, deadline=None)
+    @given(texts(added), texts(added))
+    def check(text: str, more: str) -> None:
+        for grown in (text, text + more, text + more + text, text + text):
+            expected = oracle.encode(grown, add_special_tokens=False).ids
+            assert small.encode(grown, add_special_tokens=False).tolist() == expected
+            assert large.encode(grown, add_special_tokens=False).tolist() == expected
+        assert 0 <= small.cache_state().kept_bytes <= 3_000
+
+    check()
+
+
+@pytest.mark.parametrize("cache_bytes", [20_000, 1 << 28])
+def test_long_chats_that_grow_branch_and_are_cut(cache_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On several threads; some begin alike, some were never seen, some go on in the middle of a message."""
+    monkeypatch.setattr(token_cache, "LONG_CHARACTERS", 200)
+    tokenizer = as_llama_3()
+    oracle = Tokenizer.from_str(tokenizer.to_str())
+    cached = PromptTokenizer(tokenizer, ChatTemplate(CHATML, {}), cache_bytes=cache_bytes)
+
+    def grow(seed: int) -> int:
+        generator = random.Random(seed)
+        chats = [["<|im_start|>system\nbe brief<|im_end|>\n"] for _ in range(3)]
+        long = 0
+        for turn in range(60):
+            chat = generator.choice(chats)
+            if generator.random() < 0.2:
+                del chat[generator.randrange(1, len(chat) + 1) :]
+            said = f"{generator.choice(('the fox', 'dog', ''))} {turn % 7}"
+            chat.append(f"<|im_start|>user\n{said}<|im_end|>\n")
+            text = "".join(chat) + "<|im_start|>assistant\n"
+            expected = oracle.encode(text, add_special_tokens=False).ids
+            assert cached.encode(text, add_special_tokens=False).tolist() == expected
+            chat.append(f"<|im_start|>assistant\n{said}, {said}<|im_end|>\n")
+            long += len(text) > 400
+        return long
+
+    with ThreadPoolExecutor(4) as threads:
+        assert min(threads.map(grow, range(4))) > 10
+    assert 0 < cached.cache_state().kept_bytes <= cache_bytes
+
+
+def test_beginnings_of_chats_are_known_up_to_where_they_differ() -> None:
+    known = KnownBeginnings("<", 100_000)
+    segments = [f"<{number}" for number in range(10)]
+    text = "".join(segments)
+    name = known.name_of(text)
+    assert name == known.name_of("<0<1<2<3<4") == "<0<1"
+    assert known.name_of("<0<1<") is known.name_of("<0") is known.name_of("<0123456789<1<2") is None
+    assert known.find(name, text) is None
+    known.keep(name, text, b"ab" * 10, None, segments, [b"ab"] * 10)
+    for other, same in [
+        ("<0<1<2<3", 4),
+        ("<0<1<2<3x<4", 3),
+        ("<0<1<2x", 2),
+        ("<0<1<2<3<4<5<6<7<8<", 9),
+        (text + "<10", 9),  # the last one might have gone on
+    ]:
+        beginning = known.find(name, other + "<new")
+        assert beginning is not None
+        assert other.startswith("".join(segments[:same])) and beginning.characters == 2 * same
+        assert bytes(beginning.token_bytes) == b"ab" * same
+    assert known.find(name, "<0x<1<2") is known.find(name, "x<0<1") is None
+    text = "<0<1<2<3<4<5<6<new<12<13"
+    beginning = known.find(name, text)
+    known.keep(name, text, b"ab" * 7 + b"cdef", beginning, ["<new<12", "<13"], [b"cd", b"ef"])
+    beginning = known.find(name, text)
+    assert beginning is not None
+    assert (beginning.characters, bytes(beginning.token_bytes)) == (21, b"ab" * 7 + b"cd")
+    for number in range(200):
+        chat = [f"<{number}-{at}" for at in range(9)]
+        known.keep(chat[0], "".join(chat), b"a" * 9, None, chat, [b"a"] * 9)
+        assert 0 < known.kept_bytes <= 100_000
+    assert known.find(name, "<0<1<2<3<4") is None and known.find("<199-0", "<199-0<199-1<199-2<") is not None
+
+
+@pytest.mark.parametrize(
+    ("template", "separator"), [(CHATML, "<|im_start|>"), (BY_ANSWERS, "<|im_start|>"), ("nothing", None)]
+)
+def test_a_growing_chat_costs_its_new_turn(template: str, separator: str | None) -> None:
+    tokenizer = as_llama_3()
+    cached = PromptTokenizer(tokenizer, ChatTemplate(template, {}))
+    assert cached._cache is not None
+    by_separator = cached._cache._by_separator
+    assert (by_separator and by_separator.separator) == separator
+    messages: list[dict[str, str]] = []
+    for turn in range(9):
+        messages.append({"role": "user", "content": f"turn {turn} the quick brown fox"})
+        before = cached.cache_state().new_characters
+        cached.tokens(parse_inference(Endpoint.CHAT, orjson.dumps({"model": "m", "messages": messages})))
+        new = cached.cache_state().new_characters - before
+        messages.append({"role": "assistant", "content": f"{turn} jumps over the lazy dog"})
+        said = sum(len(message["content"]) for message in messages[-3:-1])
+        assert new <= said + 2 * len("<|im_start|>assistant\n<|im_end|>\n")
 
 
 class Untouched:
