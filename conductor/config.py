@@ -102,7 +102,7 @@ class QueueConfig(_Section):
     deadline_s: Positive | None = None
     ageing: Annotated[float, Field(ge=0)] | None = None
     weights: dict[str, Positive] = {}
-    hold_above_s: Annotated[float, Field(ge=0)] = 0.05
+    hold_above_s: Annotated[float, Field(ge=0)] = 0.01
 
 
 class AdmissionConfig(_Section):

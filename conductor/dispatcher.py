@@ -7,6 +7,9 @@ next to go can be whose turn it is. See SkyWalker (arXiv 2505.24095) for pushing
 
 from __future__ import annotations
 
+from math import inf
+from typing import Final
+
 from msgspec.structs import replace
 
 from conductor.admission import WaitingRoom
@@ -21,7 +24,8 @@ from conductor.placement import (
 )
 from conductor.scheduler import Scheduler
 
-_TOGETHER = 16  # requests looked at in one go when something has ended
+_TOGETHER: Final = 16  # requests looked at in one go when something has ended
+_LEAST_SLEEP_S: Final = 1e-3
 
 
 class Dispatcher:
@@ -38,7 +42,7 @@ class Dispatcher:
         scheduler: Scheduler,
         room: WaitingRoom | None = None,
         *,
-        hold_above_s: float = 0.05,
+        hold_above_s: float = 0.01,
         deadline_s: float | None = None,
     ) -> None:
         self.room = room
@@ -46,6 +50,7 @@ class Dispatcher:
         self._hold_above_s = hold_above_s
         self._deadline_s = deadline_s
         self._tickets = 0
+        self._drained_s = inf  # when the first rank that somebody waits for is predicted to run dry
         self._waiting: dict[int, PlacementRequest] = {}
         self._turned_away: list[Released] = []
 
@@ -69,6 +74,7 @@ class Dispatcher:
         if not self._waiting and outlook.queue_s <= self._hold_above_s:
             return self._scheduler.place(request, now_s)
         prefill_s = outlook.placement.plan.prefill_s
+        self._expect(outlook.queue_s, now_s)
         self._tickets += 1
         rejection = self.room.add(
             self._tickets,
@@ -99,6 +105,7 @@ class Dispatcher:
         released, self._turned_away = self._turned_away, []
         if self.room is None or not self._waiting:
             return released
+        self._drained_s = inf
         overdue = [ticket for ticket in self.room.expire(now_s) if isinstance(ticket, int)]
         released += self._place(overdue, now_s)
         while len(self.room):
@@ -116,8 +123,12 @@ class Dispatcher:
             return now_s if self._turned_away else None
         deadline_s = self.room.next_deadline_s
         # A queue runs down by itself as well, as predicted.
-        drained_s = now_s + max(self._hold_above_s / 2, 1e-3)
+        drained_s = max(self._drained_s, now_s + _LEAST_SLEEP_S)
         return drained_s if deadline_s is None else min(deadline_s, drained_s)
+
+    def _expect(self, queue_s: float, now_s: float) -> None:
+        """Somebody waits for a rank with so much work before it."""
+        self._drained_s = min(self._drained_s, now_s + max(queue_s - self._hold_above_s, 0.0))
 
     def _patience_s(self, request: PlacementRequest, prefill_s: float) -> float:
         limit_s = self._deadline_s
@@ -135,9 +146,12 @@ class Dispatcher:
             if not isinstance(ticket, int):
                 break
             try:
-                soon = self._scheduler.consider(self._waiting[ticket], now_s).queue_s <= self._hold_above_s
+                queue_s = self._scheduler.consider(self._waiting[ticket], now_s).queue_s
             except PlacementError:
-                soon = True  # `place` says why
+                queue_s = 0.0  # `place` says why
+            soon = queue_s <= self._hold_above_s
+            if not soon:
+                self._expect(queue_s, now_s)
             (ready if soon else not_yet).append(ticket)
             if ready and len(ready) >= self._idle_ranks():
                 break

@@ -54,6 +54,31 @@ def test_an_idle_rank_takes_the_first_and_the_next_waits_until_it_is_nearly_done
     assert dispatcher.next_wakeup_s(3.0) is None
 
 
+def test_it_wakes_when_the_rank_is_predicted_to_run_dry() -> None:
+    dispatcher = make_dispatcher(deadline_s=100.0, hold_above_s=0.02)
+    first = placed(dispatcher.arrive(request(LONG, seed=1), 0.0))
+    held(dispatcher.arrive(request(LONG, seed=2), 0.1))
+    dry_s = first.plan.prefill_s - 0.02
+    assert dispatcher.next_wakeup_s(0.1) == pytest.approx(dry_s)
+    assert dispatcher.release(0.2) == []
+    assert dispatcher.next_wakeup_s(0.2) == pytest.approx(dry_s)
+    assert dispatcher.release(dry_s - 1e-6) == []
+    assert dispatcher.next_wakeup_s(dry_s - 1e-6) == pytest.approx(dry_s - 1e-6 + 1e-3)  # not at once again
+    assert len(dispatcher.release(dry_s + 1e-6)) == 1
+
+
+def test_of_several_that_wait_the_first_that_may_go_wakes() -> None:
+    dispatcher = make_dispatcher("mm", deadline_s=100.0)
+    dry_s = [
+        placed(dispatcher.arrive(request(tokens, seed=seed), 0.0)).plan.prefill_s
+        for seed, tokens in enumerate((LONG, LONG // 2))
+    ]
+    for seed in (2, 3):
+        held(dispatcher.arrive(request(LONG, seed=seed), 0.0))
+    assert dispatcher.release(0.1) == []
+    assert dispatcher.next_wakeup_s(0.1) == pytest.approx(min(dry_s) - 0.01)
+
+
 def test_it_is_placed_anyway_when_it_would_be_late() -> None:
     dispatcher = make_dispatcher(deadline_s=4.0)
     placed(dispatcher.arrive(request(LONG, seed=1), 0.0))

@@ -1,0 +1,177 @@
+"""What the mean TTFT of `slo` consists of beyond its bound, on the conversation trace close to saturation.
+
+    python benchmarks/first_token_parts.py --traces FOLDER
+
+The cluster is that of the experiment near-saturation. Own work is a prompt alone on an idle instance; the rest is
+waiting for other prompts, before the first step and in the steps shared with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
+
+import msgspec
+import numpy as np
+
+from conductor.costs import InstanceClass
+from simulator.bounds import bounds
+from simulator.cluster import Request, Simulated
+from simulator.cluster.cluster_file import ClusterFile
+from simulator.experiments.clusters import SHIPPED_CLUSTERS, find_cluster
+from simulator.experiments.point import simulate
+from simulator.experiments.workload import Load, Requests, Workload, records_once, requests_at
+
+GRID_S = 3.0  # the trace's arrivals are rounded to so much
+QUEUE = "scheduling.admission.queue"
+
+
+def setup(**settings: object) -> ClusterFile:
+    profile = {"count": 8, "profile": "../profiles/fast-decode-8b.yaml"}
+    source = find_cluster("h100-8", None, SHIPPED_CLUSTERS).with_settings(
+        [
+            ("instances", [profile]),
+            ("scheduling.objectives", {"ttft_s": 2, "tbt_s": 0.05, "tbt_share": 1}),
+            *((f"{QUEUE}.{key}", value) for key, value in settings.items()),
+        ]
+    )
+    return source.make()
+
+
+def alone_s(speed: InstanceClass, tokens: int, cached: int) -> float:
+    """A prompt behind so many cached tokens, step by step."""
+    seconds = 0.0
+    while cached < tokens:
+        reached = min(cached + speed.chunk_tokens, tokens)
+        step_s = speed.prefill_s_per_token * (reached - cached)
+        step_s += speed.prefill_s_per_token_squared * (reached**2 - cached**2)
+        step_s += speed.prefill_base_s if reached == tokens else 0.0
+        seconds += max(step_s, speed.decode_base_s)
+        cached = reached
+    return seconds
+
+
+def lru_tokens(requests: Iterable[Request], block_tokens: int, blocks: int) -> dict[int, int]:
+    """Cached tokens of each request, by number, in one cache of so many blocks."""
+    cache: OrderedDict[int, None] = OrderedDict()
+    found = {}
+    for request in requests:
+        hashes = request.hashes.tolist()
+        usable = hashes[: (request.prompt_tokens - 1) // block_tokens]
+        hit = next((i for i, block in enumerate(usable) if block not in cache), len(usable))
+        found[request.number] = hit * block_tokens
+        for block in reversed(hashes):
+            cache[block] = None
+            cache.move_to_end(block)
+        while len(cache) > blocks:
+            cache.popitem(last=False)
+    return found
+
+
+def one_queue_s(jobs: Sequence[tuple[float, float]], servers: int) -> float:
+    """Mean response of (arrival, work) where any server takes the shortest job that waits."""
+    free_s = [0.0] * servers
+    waiting: list[tuple[float, float]] = []
+    total_s, now_s, arrived = 0.0, 0.0, 0
+    for _ in jobs:
+        now_s = max(now_s, heapq.heappop(free_s))
+        if not waiting:
+            now_s = max(now_s, jobs[arrived][0])
+        while arrived < len(jobs) and jobs[arrived][0] <= now_s:
+            arrival_s, work_s = jobs[arrived]
+            heapq.heappush(waiting, (work_s, arrival_s))
+            arrived += 1
+        work_s, arrival_s = heapq.heappop(waiting)
+        heapq.heappush(free_s, now_s + work_s)
+        total_s += now_s + work_s - arrival_s
+    return total_s / len(jobs)
+
+
+def spread(workload: Requests, grid_s: float) -> Requests:
+    """Arrivals anywhere between two points of the grid that they were rounded to."""
+    random = Random(1)
+    later = [
+        msgspec.structs.replace(r, arrival_s=r.arrival_s + random.random() * grid_s)
+        for r in workload.requests
+    ]
+    later.sort(key=lambda r: r.arrival_s)
+    numbered = [msgspec.structs.replace(r, number=number) for number, r in enumerate(later)]
+    return Requests(numbered, workload.block_tokens)
+
+
+def own_ms(run: Simulated, speed: InstanceClass) -> float:
+    return 1e3 * float(np.mean([alone_s(speed, r.prompt_tokens, r.cached_tokens or 0) for r in run.results]))
+
+
+def show(name: str, run: Simulated, cluster: ClusterFile, bound_ms: float) -> None:
+    objectives = cluster.scheduling.objectives_s()
+    results = run.results
+    ttft_ms = 1e3 * float(np.mean([r.ttft_s for r in results]))
+    late = sum(r.ttft_s > objectives.ttft_s for r in results)
+    slow = [r.output_tokens for r in results if r.itl_s > objectives.tbt_s]
+    good = sum(r.ttft_s <= objectives.ttft_s and not r.itl_s > objectives.tbt_s for r in results)
+    own = own_ms(run, cluster.cluster.instances[0].instance_class)
+    reuse = sum(r.cached_tokens or 0 for r in results) / sum(r.prompt_tokens for r in results)
+    print(
+        f"  {name:34} {ttft_ms:5.0f} ms, {ttft_ms / bound_ms:.2f} of the bound: own work {own:3.0f}, waiting "
+        f"{ttft_ms - own:3.0f}; reuse {reuse:5.1%}; good {good / len(results):6.2%}, late {late}, "
+        f"slow {len(slow)}, half of these with at most {np.median(slow):.0f} tokens"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--speeds", type=float, nargs="+", default=[6.0, 8.0])
+    arguments = parser.parse_args()
+    records = records_once(Workload(arguments.traces / "conversation_trace.jsonl"))
+    base = setup()
+    speed, servers = base.cluster.instances[0].instance_class, len(base.cluster.instances)
+    large = tuple(replace(i, kv_tokens=10 * i.kv_tokens) for i in base.cluster.instances)
+    cases: Mapping[str, tuple[ClusterFile, bool]] = {
+        "as it is": (base, False),
+        "caches ten times as large": (
+            replace(base, cluster=replace(base.cluster, instances=large)),
+            False,
+        ),
+        "arrivals off the grid": (base, True),
+        "held": (setup(capacity=1000), False),
+        "held, shortest first": (setup(capacity=1000, ageing=0.1), False),
+    }
+    for times in arguments.speeds:
+        workload = requests_at(records, Load(speed=times))
+        bound = bounds(
+            *(base.cluster, workload.requests, base.scheduling.objectives_s()),
+            block_tokens=workload.block_tokens,
+        )
+        bound_ms = 1e3 * bound.mean_ttft_s
+        print(f"x{times:g}: bound {bound_ms:.0f} ms ({bound.ttft_argument})")
+        for name, (cluster, apart) in cases.items():
+            run = simulate(cluster, spread(workload, GRID_S / times) if apart else workload)
+            show(name, run, cluster, bound_ms)
+            if name == "as it is":
+                hits = {r.number: r.cached_tokens or 0 for r in run.results}
+        blocks = sum(i.kv_tokens for i in base.cluster.instances) // workload.block_tokens
+        lru = lru_tokens(workload.requests, workload.block_tokens, blocks)
+        prompts = sum(r.prompt_tokens for r in workload.requests)
+        print(f"  one LRU cache of that size for all: reuse {sum(lru.values()) / prompts:.1%}")
+        unlimited = lru_tokens(workload.requests, workload.block_tokens, 1 << 60)
+        for name, cached in (("its own hits", hits), ("nothing computed twice", unlimited)):
+            jobs = [
+                (r.arrival_s, alone_s(speed, r.prompt_tokens, cached[r.number])) for r in workload.requests
+            ]
+            print(f"  one queue for all instances, with {name}: {1e3 * one_queue_s(jobs, servers):.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
