@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import json
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any, Final
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
 
@@ -29,9 +31,11 @@ from simulator.cluster.cluster_file import ClusterFile
 from simulator.experiments.clusters import SHIPPED_CLUSTERS, find_cluster
 from simulator.experiments.point import simulate
 from simulator.experiments.workload import Load, Requests, Workload, records_once, requests_at
+from simulator.workloads import Selection
 
-GRID_S = 3.0  # the trace's arrivals are rounded to so much
-QUEUE = "scheduling.admission.queue"
+SPEEDS: Final = (6.0, 8.0)
+GRID_S: Final = 3.0  # the trace's arrivals are rounded to so much
+QUEUE: Final = "scheduling.admission.queue"
 
 
 def setup(**settings: object) -> ClusterFile:
@@ -111,19 +115,72 @@ def own_ms(run: Simulated, speed: InstanceClass) -> float:
     return 1e3 * float(np.mean([alone_s(speed, r.prompt_tokens, r.cached_tokens or 0) for r in run.results]))
 
 
-def show(name: str, run: Simulated, cluster: ClusterFile, bound_ms: float) -> None:
-    objectives = cluster.scheduling.objectives_s()
-    results = run.results
+def figures(run: Simulated, cluster: ClusterFile) -> dict[str, float]:
+    """Of a run in which everybody was served; *slow* are those that missed the TBT objective."""
+    objectives, results = cluster.scheduling.objectives_s(), run.results
     ttft_ms = 1e3 * float(np.mean([r.ttft_s for r in results]))
-    late = sum(r.ttft_s > objectives.ttft_s for r in results)
     slow = [r.output_tokens for r in results if r.itl_s > objectives.tbt_s]
     good = sum(r.ttft_s <= objectives.ttft_s and not r.itl_s > objectives.tbt_s for r in results)
     own = own_ms(run, cluster.cluster.instances[0].instance_class)
-    reuse = sum(r.cached_tokens or 0 for r in results) / sum(r.prompt_tokens for r in results)
+    return {
+        "mean_ttft_ms": round(ttft_ms, 1),
+        "own_work_ms": round(own, 1),
+        "waiting_ms": round(ttft_ms - own, 1),
+        "reuse_ratio": sum(r.cached_tokens or 0 for r in results) / sum(r.prompt_tokens for r in results),
+        "good_ratio": good / len(results),
+        "late": sum(r.ttft_s > objectives.ttft_s for r in results),
+        "slow": len(slow),
+        "slow_median_tokens": float(np.median(slow)) if slow else 0.0,
+    }
+
+
+def compare(workload: Requests, times: float) -> dict[str, Any]:
+    """The figures of every case at one speed, beside the bound and the ideals."""
+    base = setup()
+    speed, servers = base.cluster.instances[0].instance_class, len(base.cluster.instances)
+    large = tuple(replace(i, kv_tokens=10 * i.kv_tokens) for i in base.cluster.instances)
+    cases: Mapping[str, tuple[ClusterFile, Requests]] = {
+        "as it is": (base, workload),
+        "caches ten times as large": (
+            replace(base, cluster=replace(base.cluster, instances=large)),
+            workload,
+        ),
+        "arrivals off the grid": (base, spread(workload, GRID_S / times)),
+        "waiting room": (setup(capacity=1000), workload),
+        "waiting room, shortest first": (setup(capacity=1000, ageing=0.1), workload),
+    }
+    bound = bounds(
+        *(base.cluster, workload.requests, base.scheduling.objectives_s()), block_tokens=workload.block_tokens
+    )
+    found: dict[str, Any] = {"speed": times, "bound_ms": round(1e3 * bound.mean_ttft_s, 1), "cases": {}}
+    hits: dict[int, int] = {}
+    for name, (cluster, requests) in cases.items():
+        run = simulate(cluster, requests)
+        found["cases"][name] = figures(run, cluster)
+        hits = hits or {r.number: r.cached_tokens or 0 for r in run.results}
+    blocks = sum(i.kv_tokens for i in base.cluster.instances) // workload.block_tokens
+    lru = lru_tokens(workload.requests, workload.block_tokens, blocks)
+    unlimited = lru_tokens(workload.requests, workload.block_tokens, 1 << 60)
+    found["one_lru_reuse_ratio"] = sum(lru.values()) / sum(r.prompt_tokens for r in workload.requests)
+    for name, cached in (("one_queue_its_hits_ms", hits), ("one_queue_all_hits_ms", unlimited)):
+        jobs = [(r.arrival_s, alone_s(speed, r.prompt_tokens, cached[r.number])) for r in workload.requests]
+        found[name] = round(1e3 * one_queue_s(jobs, servers), 1)
+    return found
+
+
+def show(found: Mapping[str, Any]) -> None:
+    print(f"x{found['speed']:g}: bound {found['bound_ms']:.0f} ms")
+    for name, of in found["cases"].items():
+        print(
+            f"  {name:30} {of['mean_ttft_ms']:4.0f} ms, {of['mean_ttft_ms'] / found['bound_ms']:.2f} of the bound: "
+            f"own work {of['own_work_ms']:3.0f}, waiting {of['waiting_ms']:3.0f}; reuse {of['reuse_ratio']:5.1%}; "
+            f"good {of['good_ratio']:6.2%}, late {of['late']}, slow {of['slow']}, half of these with at most "
+            f"{of['slow_median_tokens']:.0f} tokens"
+        )
+    print(f"  one LRU cache of that size for all: reuse {found['one_lru_reuse_ratio']:.1%}")
     print(
-        f"  {name:34} {ttft_ms:5.0f} ms, {ttft_ms / bound_ms:.2f} of the bound: own work {own:3.0f}, waiting "
-        f"{ttft_ms - own:3.0f}; reuse {reuse:5.1%}; good {good / len(results):6.2%}, late {late}, "
-        f"slow {len(slow)}, half of these with at most {np.median(slow):.0f} tokens"
+        f"  one queue for all instances, shortest first: {found['one_queue_its_hits_ms']:.0f} ms with as "
+        f"many hits, {found['one_queue_all_hits_ms']:.0f} with nothing computed twice"
     )
 
 
@@ -132,45 +189,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--speeds", type=float, nargs="+", default=[6.0, 8.0])
+    parser.add_argument("--quick", action="store_true", help="2,000 requests at x6")
+    parser.add_argument("--json", action="store_true", help="one object on stdout")
     arguments = parser.parse_args()
-    records = records_once(Workload(arguments.traces / "conversation_trace.jsonl"))
-    base = setup()
-    speed, servers = base.cluster.instances[0].instance_class, len(base.cluster.instances)
-    large = tuple(replace(i, kv_tokens=10 * i.kv_tokens) for i in base.cluster.instances)
-    cases: Mapping[str, tuple[ClusterFile, bool]] = {
-        "as it is": (base, False),
-        "caches ten times as large": (
-            replace(base, cluster=replace(base.cluster, instances=large)),
-            False,
-        ),
-        "arrivals off the grid": (base, True),
-        "held": (setup(capacity=1000), False),
-        "held, shortest first": (setup(capacity=1000, ageing=0.1), False),
-    }
-    for times in arguments.speeds:
-        workload = requests_at(records, Load(speed=times))
-        bound = bounds(
-            *(base.cluster, workload.requests, base.scheduling.objectives_s()),
-            block_tokens=workload.block_tokens,
-        )
-        bound_ms = 1e3 * bound.mean_ttft_s
-        print(f"x{times:g}: bound {bound_ms:.0f} ms ({bound.ttft_argument})")
-        for name, (cluster, apart) in cases.items():
-            run = simulate(cluster, spread(workload, GRID_S / times) if apart else workload)
-            show(name, run, cluster, bound_ms)
-            if name == "as it is":
-                hits = {r.number: r.cached_tokens or 0 for r in run.results}
-        blocks = sum(i.kv_tokens for i in base.cluster.instances) // workload.block_tokens
-        lru = lru_tokens(workload.requests, workload.block_tokens, blocks)
-        prompts = sum(r.prompt_tokens for r in workload.requests)
-        print(f"  one LRU cache of that size for all: reuse {sum(lru.values()) / prompts:.1%}")
-        unlimited = lru_tokens(workload.requests, workload.block_tokens, 1 << 60)
-        for name, cached in (("its own hits", hits), ("nothing computed twice", unlimited)):
-            jobs = [
-                (r.arrival_s, alone_s(speed, r.prompt_tokens, cached[r.number])) for r in workload.requests
-            ]
-            print(f"  one queue for all instances, with {name}: {1e3 * one_queue_s(jobs, servers):.0f} ms")
+    selection = Selection(limit=2000) if arguments.quick else Selection()
+    records = records_once(Workload(arguments.traces / "conversation_trace.jsonl", selection=selection))
+    speeds = SPEEDS[:1] if arguments.quick else SPEEDS
+    found = [compare(requests_at(records, Load(speed=times)), times) for times in speeds]
+    if arguments.json:
+        print(json.dumps({"speeds": found}))
+        return
+    for each in found:
+        show(each)
 
 
 if __name__ == "__main__":
