@@ -7,6 +7,10 @@ and the synthetic trace. Generated workloads get room for a tenth of their block
 
 Then the first workload's first requests are simulated on the shipped cluster h100-4-tiers with the tier planner off
 and on, and the planner's CPU time is taken at 1,000 instances, whose host tiers are full.
+
+With ``--hints`` something else is measured: what it brings when each request tells whether its prompt will be used
+again, and is right about that more or less often. The model is told the hints as kinds of requests, not what they
+mean.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +56,8 @@ from simulator.workloads import (
 
 TRACE_BLOCKS = 5_860  # of a node's DRAM
 TRACES = ("conversation_trace", "synthetic_trace")
+LRU_IS_BEST = ("generated api", "generated burst")  # no gap to close
+HINTS_RIGHT = (0.6, 0.7, 0.8, 0.9, 1.0)
 GENERATED = ("chat", "coding", "agent", "rag", "api", "burst")
 
 
@@ -117,23 +124,52 @@ class Planned:
     keep_us: float
 
 
-def planned(workload: Workload) -> Planned:
+def planned(workload: Workload, kinds: Sequence[int] | None = None) -> Planned:
     """Hits of a cache that keeps by learned value, and the CPU time a request costs it."""
     model = ReuseModel(workload.records[0].block_tokens)
     cache = RetainedBlocks(workload.capacity_blocks, model)
     hits = prefix_hits = observe_ns = keep_ns = 0
-    for record in workload.records:
+    for record, kind in zip(workload.records, kinds or repeat(0), strict=kinds is not None):
         prompt = np.array(record.hash_ids, np.uint64)
         hits += sum(block in cache for block in record.hash_ids)
         prefix_hits += cache.cached_prefix(prompt)
         started_ns = time.thread_time_ns()
-        model.observe(prompt, record.arrival_s)
+        model.observe(prompt, record.arrival_s, kind)
         observed_ns = time.thread_time_ns()
         cache.keep(prompt, record.arrival_s)
         keep_ns += time.thread_time_ns() - observed_ns
         observe_ns += observed_ns - started_ns
     each_us = 1e3 * len(workload.records)
     return Planned(hits, prefix_hits, observe_ns / each_us, keep_ns / each_us)
+
+
+def used_again(records: Sequence[TraceRecord]) -> list[bool]:
+    """Of each request, whether the block halfway through what its prompt brings is ever used again."""
+    brings: dict[int, int] = {}  # the last request with that block there
+    known: set[int] = set()
+    found = [False] * len(records)
+    for number, record in enumerate(records):
+        blocks = record.hash_ids
+        for block in blocks:
+            if block in brings:
+                found[brings.pop(block)] = True
+        matched = next((at for at, block in enumerate(blocks) if block not in known), len(blocks))
+        known.update(blocks)
+        if blocks:
+            brings[blocks[min((matched + len(blocks)) // 2, max(len(blocks) - 3, 0))]] = number
+    return found
+
+
+def hinted(workload: Workload) -> dict[str, Any]:
+    """The share of the gap that is closed by hints which are right so often."""
+    truth, source = used_again(workload.records), np.random.default_rng(0)
+    accesses, capacity = block_accesses(workload.records), workload.capacity_blocks
+    lru, belady = lru_hits(accesses, capacity), belady_hits(accesses, capacity, next_uses(accesses))
+    shares = {"none": (planned(workload).hits - lru) / (belady - lru)}
+    for right in HINTS_RIGHT:
+        told = (np.array(truth) == (source.random(len(truth)) < right)).astype(int).tolist()
+        shares[f"{right:.0%}"] = (planned(workload, told).hits - lru) / (belady - lru)
+    return {"workload": workload.name, "gap_closed": {of: round(share, 3) for of, share in shares.items()}}
 
 
 def evaluate(workload: Workload, quick: bool) -> dict[str, Any]:
@@ -208,6 +244,20 @@ def planner_cores(instances: int, requests_per_s: int, seconds: int) -> float:
     return cpu_ns / 1e9 / max(next_s - 1.0, 1.0)
 
 
+def print_hinted(results: Sequence[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"benchmark": "tiers --hints", "results": results}))
+        return
+    for number, result in enumerate(results):
+        if not number:
+            print(
+                f"{'gap closed by hints right in':>28}" + "".join(f"{of:>8}" for of in result["gap_closed"])
+            )
+        print(
+            f"{result['workload']:>28}" + "".join(f"{part:>8.0%}" for part in result["gap_closed"].values())
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -215,6 +265,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--quick", action="store_true", help="one workload, LRU and Belady only")
+    parser.add_argument("--hints", action="store_true", help="only what hints of reuse would bring")
     options = parser.parse_args()
     workloads = traces(options.traces, options.quick) if options.traces else []
     kinds = GENERATED if not options.quick else () if workloads else GENERATED[:1]
@@ -223,6 +274,9 @@ def main() -> None:
     planned(
         Workload(warm_up.name, warm_up.records, 64)
     )  # kernels are compiled or loaded before anything is timed
+    if options.hints:
+        print_hinted([hinted(each) for each in workloads if each.name not in LRU_IS_BEST], options.json)
+        return
     results = [evaluate(workload, options.quick) for workload in workloads]
     few = 1_500 if options.quick else 6_000
     times = {
