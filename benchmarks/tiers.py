@@ -7,6 +7,10 @@ and the synthetic trace. Generated workloads get room for a tenth of their block
 
 Then the first workload's first requests are simulated on the shipped cluster h100-4-tiers with the tier planner off
 and on, and the planner's CPU time is taken at 1,000 instances, whose host tiers are full.
+
+With ``--hints`` something else is measured: what it brings when each request tells whether its prompt will be used
+again, and is right about that more or less often. The model is told the hints as kinds of requests, not what they
+mean.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
@@ -51,6 +57,9 @@ from simulator.workloads import (
 
 TRACE_BLOCKS = 5_860  # of a node's DRAM
 TRACES = ("conversation_trace", "synthetic_trace")
+LRU_IS_BEST = ("generated api", "generated burst")  # no gap to close
+HINTS_RIGHT = (0.6, 0.7, 0.8, 0.9, 1.0)
+CHATS_FROM_S = 300.0
 GENERATED = ("chat", "coding", "agent", "rag", "api", "burst")
 
 
@@ -117,23 +126,52 @@ class Planned:
     keep_us: float
 
 
-def planned(workload: Workload) -> Planned:
+def planned(workload: Workload, kinds: Sequence[int] | None = None) -> Planned:
     """Hits of a cache that keeps by learned value, and the CPU time a request costs it."""
     model = ReuseModel(workload.records[0].block_tokens)
     cache = RetainedBlocks(workload.capacity_blocks, model)
     hits = prefix_hits = observe_ns = keep_ns = 0
-    for record in workload.records:
+    for record, kind in zip(workload.records, kinds or repeat(0), strict=kinds is not None):
         prompt = np.array(record.hash_ids, np.uint64)
         hits += sum(block in cache for block in record.hash_ids)
         prefix_hits += cache.cached_prefix(prompt)
         started_ns = time.thread_time_ns()
-        model.observe(prompt, record.arrival_s)
+        model.observe(prompt, record.arrival_s, kind)
         observed_ns = time.thread_time_ns()
         cache.keep(prompt, record.arrival_s)
         keep_ns += time.thread_time_ns() - observed_ns
         observe_ns += observed_ns - started_ns
     each_us = 1e3 * len(workload.records)
     return Planned(hits, prefix_hits, observe_ns / each_us, keep_ns / each_us)
+
+
+def used_again(records: Sequence[TraceRecord]) -> list[bool]:
+    """Of each request, whether the block halfway through what its prompt brings is ever used again."""
+    brings: dict[int, int] = {}  # the last request with that block there
+    known: set[int] = set()
+    found = [False] * len(records)
+    for number, record in enumerate(records):
+        blocks = record.hash_ids
+        for block in blocks:
+            if block in brings:
+                found[brings.pop(block)] = True
+        matched = next((at for at, block in enumerate(blocks) if block not in known), len(blocks))
+        known.update(blocks)
+        if blocks:
+            brings[blocks[min((matched + len(blocks)) // 2, max(len(blocks) - 3, 0))]] = number
+    return found
+
+
+def hinted(workload: Workload) -> dict[str, Any]:
+    """The share of the gap that is closed by hints which are right so often."""
+    truth, source = used_again(workload.records), np.random.default_rng(0)
+    accesses, capacity = block_accesses(workload.records), workload.capacity_blocks
+    lru, belady = lru_hits(accesses, capacity), belady_hits(accesses, capacity, next_uses(accesses))
+    shares = {"none": (planned(workload).hits - lru) / (belady - lru)}
+    for right in HINTS_RIGHT:
+        told = (np.array(truth) == (source.random(len(truth)) < right)).astype(int).tolist()
+        shares[f"{right:.0%}"] = (planned(workload, told).hits - lru) / (belady - lru)
+    return {"workload": workload.name, "gap_closed": {of: round(share, 3) for of, share in shares.items()}}
 
 
 def evaluate(workload: Workload, quick: bool) -> dict[str, Any]:
@@ -173,8 +211,8 @@ def simulated(workload: Workload, requests: int, *, plans: bool) -> dict[str, fl
     return {"mean_ttft_s": round(ttft["avg"] / 1e3, 4), "p90_ttft_s": round(ttft["p90"] / 1e3, 4)}
 
 
-def planner_cores(instances: int, requests_per_s: int, seconds: int) -> float:
-    """CPU seconds a second that plans take: chats over many instances, whose host tiers are full."""
+def planner_cores(instances: int, most_requests_per_s: float, seconds: int) -> tuple[float, float]:
+    """CPU seconds a second that plans take, and requests a second: chats over instances with full host tiers."""
     host_blocks = 500
     cluster = ClusterSpec(
         tuple(
@@ -189,7 +227,12 @@ def planner_cores(instances: int, requests_per_s: int, seconds: int) -> float:
     )
     scheduler.on_placed = planner.placed
     namespace = Namespace(MODEL, BLOCK_TOKENS)
-    records = generate("chat", requests_per_s * seconds, float(requests_per_s), seed=1)
+    # From the middle of a long workload: at its ends there are few sessions.
+    records = [
+        msgspec.structs.replace(record, arrival_s=record.arrival_s - CHATS_FROM_S)
+        for record in generate("chat", round(600 * most_requests_per_s), most_requests_per_s, seed=1)
+        if CHATS_FROM_S <= record.arrival_s < CHATS_FROM_S + seconds
+    ]
     asked = requests_at(records, Load()).requests
     # Full tiers: blocks of prompts that nobody remembers.
     filler = np.arange(1, host_blocks + 1, dtype=np.uint64) << np.uint64(20)
@@ -205,7 +248,21 @@ def planner_cores(instances: int, requests_per_s: int, seconds: int) -> float:
         placement = scheduler.place(placement_request(request), request.arrival_s)
         index.store(Holder(placement.prefill.instance_id), Tier.HOST, namespace, request.hashes)
         scheduler.finished(placement.placement_id, request.arrival_s, Usage(request.prompt_tokens, 1, 0))
-    return cpu_ns / 1e9 / max(next_s - 1.0, 1.0)
+    return cpu_ns / 1e9 / max(next_s - 1.0, 1.0), len(asked) / seconds
+
+
+def print_hinted(results: Sequence[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"benchmark": "tiers --hints", "results": results}))
+        return
+    for number, result in enumerate(results):
+        if not number:
+            print(
+                f"{'gap closed by hints right in':>28}" + "".join(f"{of:>8}" for of in result["gap_closed"])
+            )
+        print(
+            f"{result['workload']:>28}" + "".join(f"{part:>8.0%}" for part in result["gap_closed"].values())
+        )
 
 
 def main() -> None:
@@ -215,6 +272,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--quick", action="store_true", help="one workload, LRU and Belady only")
+    parser.add_argument("--hints", action="store_true", help="only what hints of reuse would bring")
     options = parser.parse_args()
     workloads = traces(options.traces, options.quick) if options.traces else []
     kinds = GENERATED if not options.quick else () if workloads else GENERATED[:1]
@@ -223,6 +281,9 @@ def main() -> None:
     planned(
         Workload(warm_up.name, warm_up.records, 64)
     )  # kernels are compiled or loaded before anything is timed
+    if options.hints:
+        print_hinted([hinted(each) for each in workloads if each.name not in LRU_IS_BEST], options.json)
+        return
     results = [evaluate(workload, options.quick) for workload in workloads]
     few = 1_500 if options.quick else 6_000
     times = {
@@ -230,9 +291,9 @@ def main() -> None:
     }
     for name in ("mean_ttft_s", "p90_ttft_s"):
         results[0][name] = {when: figures[name] for when, figures in times.items()}
-    results[0]["planner_cores_1000_instances"] = round(
-        planner_cores(1_000, 200, 3 if options.quick else 30), 4
-    )
+    cores, requests_per_s = planner_cores(1_000, 200.0, 20 if options.quick else 60)
+    results[0]["planner_cores_1000_instances"] = round(cores, 4)
+    results[0]["planner_requests_per_s"] = round(requests_per_s)
     if options.json:
         print(json.dumps({"benchmark": "tiers", **results[0], "results": results}))
         return
@@ -253,7 +314,8 @@ def main() -> None:
         off, on = first[name]["off"], first[name]["on"]
         print(f"{name} of its first {few} requests, simulated: planner off {off}, on {on}")
     print(
-        f"planner at 1,000 instances and 200 requests/s: {first['planner_cores_1000_instances']:.3f} of a core"
+        f"planner at 1,000 instances and {first['planner_requests_per_s']} requests/s: "
+        f"{first['planner_cores_1000_instances']:.3f} of a core"
     )
 
 

@@ -93,7 +93,9 @@ class PlacementQuery(BaseModel):
     cache_tenant: Annotated[
         str, Field(min_length=1, description="The part of engines' caches, where they keep tenants apart.")
     ] = "default"
-    route: Annotated[str, Field(description="The kind of work; answer lengths are learned by it.")] = ""
+    route: Annotated[
+        str, Field(description="The kind of work; answer lengths and returns are learned by it.")
+    ] = ""
     session: Annotated[str | None, Field(description="The conversation that this continues.")] = None
     priority: Annotated[int, Field(description="Higher goes first.")] = 0
     objectives: Annotated[

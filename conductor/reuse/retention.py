@@ -9,15 +9,15 @@ import numpy as np
 from conductor.reuse.kernels.layout import Ints, Words
 from conductor.reuse.model import ReuseModel
 
-_FREED_AT_ONCE: Final = 32  # a full tier frees one block in so many
+_FREED_AT_ONCE: Final = 128  # a full tier frees one block in so many; half of those are free on average
 _VALUE_OF_DEPTH: Final = 1e-14  # hits a block-second: decides between equal values only
 
 
 class RetainedBlocks:
     """The blocks of a tier of ``capacity_blocks``, ranked by a model that observes the same requests.
 
-    Values change with time, so room is made by valuing everything; a 32nd of the tier is freed at once, which
-    makes that cost 32 valuations for each stored block. Of equal value, ends of prompts go before beginnings.
+    Values change with time, so room is made by valuing everything; a 128th of the tier is freed at once, which
+    makes that cost 128 valuations for each stored block. Of equal value, ends of prompts go before beginnings.
     """
 
     __slots__ = ("_count", "_depths", "_hashes", "_model", "_stored", "capacity_blocks")

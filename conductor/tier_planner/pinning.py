@@ -44,8 +44,10 @@ class Pins:
 
     def unpin(self, outlook: Outlook, now_s: float) -> Iterator[Proposal]:
         """Those that are not used any more."""
+        pinned = list(dict.fromkeys(self.segments.values()))  # mostly the same ones in many places
+        rates = dict(zip(pinned, outlook.returns.rates(pinned, now_s).tolist(), strict=True))
         for (key, place), segment in list(self.segments.items()):
-            (rate,) = outlook.returns.rates([segment], now_s).tolist()
+            rate = rates[segment]
             if rate < LEAST_RATE / 4:
                 self.forget(key, place)
                 yield _still(

@@ -161,7 +161,7 @@ class TierPlanner:
             for segment in self._outlook.tree.parted():
                 for place in segment.held_at:
                     self._contents[place][segment] = None
-            self._returns.observe(prefix, placed_s)
+            self._returns.observe(prefix, placed_s, record.request.route)
             self._demand.placed(record, partial(self._load_s, record), placed_s)
             self._keep(path, record)
             self._hot.used(path, record.placement.overlap_tokens // self._block_tokens, placed_s)

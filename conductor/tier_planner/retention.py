@@ -38,7 +38,12 @@ def make_room(
         for s, rate in zip(segments, rates, strict=True)
     ]
     rate_of = dict(zip(segments, rates, strict=True))
-    left = {s: sum(child in rate_of for child in s.children.values()) for s in segments}
+    left = dict.fromkeys(segments, 0)  # segments here that go on behind each
+    for (
+        segment
+    ) in segments:  # asked of children: what many prompts begin with has thousands of them, elsewhere
+        if segment.parent in left:
+            left[segment.parent] += 1
     ends = [(rate_of[s], s.last_used_s, number, s) for number, s in enumerate(segments) if not left[s]]
     heapq.heapify(ends)
     numbers = len(segments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +24,14 @@ class Returns:
         self.seen = 0  # prompts
         self._models: dict[int, ReuseModel] = {}
 
-    def observe(self, prefix: Prefix, now_s: float) -> None:
-        """A prompt came."""
+    def observe(self, prefix: Prefix, now_s: float, route: str = "") -> None:
+        """A prompt came, by a route: what is said of it is learned for the route."""
         self.seen += 1
         block_tokens = prefix.namespace.block_size
         model = self._models.get(block_tokens)
         if model is None:
             model = self._models[block_tokens] = ReuseModel(block_tokens)
-        model.observe(prefix.hashes ^ prefix.namespace.domain_word, now_s)
+        model.observe(prefix.hashes ^ prefix.namespace.domain_word, now_s, _kind(route))
 
     def probability(self, segment: Segment, within_s: float, now_s: float) -> float:
         """That a prompt has the segment again before ``now_s + within_s``."""
@@ -58,6 +59,11 @@ class Returns:
         for size, model in self._models.items():
             answers[sizes == size] = ask(model, names[sizes == size])
         return answers
+
+
+def _kind(route: str) -> int:
+    """Its number in models, the same in every process."""
+    return crc32(route.encode()) & 0x7FFFFFFF
 
 
 def _name(segment: Segment) -> int:

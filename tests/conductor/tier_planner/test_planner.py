@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
+
 import numpy as np
 import pytest
 from cluster_factory import BLOCK, make_scheduler, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
 from conductor.action_ledger import ActionLedger, ActionState
@@ -140,6 +143,33 @@ def test_a_full_tier_drops_what_never_returned_and_not_what_does() -> None:
     for name in ("m0", "m1"):
         held = planned.index.stats().residencies_by_holder[Holder(name)].get(Tier.HOST, 0)
         assert held <= 2_500
+
+
+def test_what_a_route_tells_of_its_prompts_is_learned() -> None:
+    """Conversations of one route go on after half a minute, those of another never do; nothing else differs."""
+    planned = Planned(ActionKind.EVICT, host_blocks=600, pool=False)
+    begun: dict[int, str] = {}  # routes of prompts that may go on, by their last block
+    dropped = Counter[str]()
+    last_turns: deque[PlacementRequest] = deque()
+    for number in range(240):
+        now_s = 2.5 * number
+        asked = replace(turn(1_600, 1_000 + number), route=("ends", "goes on")[number % 2])
+        begun[sequence_hashes(asked.tokens, BLOCK).item(-1)] = asked.route
+        planned.serve(asked, now_s)
+        if asked.route == "goes on":
+            last_turns.append(replace(turn(2_400, 1_000 + number), route=asked.route))
+        if len(last_turns) > 6:
+            next_turn = last_turns.popleft()
+            begun.pop(sequence_hashes(next_turn.tokens, BLOCK).item(99))
+            planned.serve(next_turn, now_s + 0.1)
+        for action in planned.planner.plan(now_s + 1.0):
+            assert action.prefix is not None
+            gone = action.prefix.hashes[action.start : action.stop]
+            planned.lose(action.target.holder, Tier.HOST, gone)
+            if number >= 120 and gone.item(-1) in begun:
+                dropped[begun[gone.item(-1)]] += 1
+    assert dropped["ends"] > 50
+    assert dropped["goes on"] < dropped["ends"] / 10
 
 
 def test_a_prompt_that_waits_is_not_dropped_and_is_promoted() -> None:
