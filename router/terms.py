@@ -22,7 +22,7 @@ _LLM_D: Final = {
     b"x-llm-d-inference-fairness-id": b"tenant",
 }
 _PREFIXES: Final = (PREFIX, _LLM_D_PREFIX)
-_TENANT = re.compile(rb"[\x21-\x7e]{1,128}")
+_NAME = re.compile(rb"[\x21-\x7e]{1,128}")
 _PRIORITIES = range(-8, 9)
 
 _Field = tuple[bytes, bytes]  # as it was sent: name and value
@@ -31,12 +31,16 @@ _Given = dict[bytes, _Field]
 
 @dataclass(frozen=True, slots=True)
 class RequestTerms:
-    """Whose request it is, how urgent, and objectives of its own."""
+    """Whose request it is, how urgent, and objectives of its own.
+
+    ``route`` names the kind of work, where the client says so: answer lengths and returns are learned by it.
+    """
 
     tenant: str = "default"
     priority: int = 0
     ttft_objective_s: float | None = None
     tbt_objective_s: float | None = None
+    route: str | None = None
 
 
 DEFAULT_TERMS: Final = RequestTerms()
@@ -64,13 +68,18 @@ def parse_terms(headers: Headers, key: ApiKey | None = None) -> RequestTerms:
         priority=priority,
         ttft_objective_s=_objective_s(given.get(b"ttft-objective-ms")),
         tbt_objective_s=_objective_s(given.get(b"tbt-objective-ms")),
+        route=_name(given.get(b"route")),
     )
 
 
 def _tenant(field: _Field | None) -> str:
+    return _name(field) or "default"
+
+
+def _name(field: _Field | None) -> str | None:
     if field is None:
-        return "default"
-    if not _TENANT.fullmatch(field[1]):
+        return None
+    if not _NAME.fullmatch(field[1]):
         _refuse(field, "must be 1 to 128 printable characters without spaces")
     return field[1].decode("ascii")
 

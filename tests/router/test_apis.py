@@ -397,6 +397,16 @@ async def test_what_cannot_be_rendered_is_placed_by_load_and_says_so(
         assert asked.token_fallback.startswith("local: ") and why in asked.token_fallback
 
 
+async def test_a_client_may_name_the_kind_of_work(cluster: Any) -> None:
+    engine = await cluster.engine()
+    door = await cluster.door([engine])
+    body = {"model": cluster.MODEL, "messages": [USER]}
+    headers = {"x-conductor-route": "agent-step"}
+    assert (await door.client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+    assert door.placements.asked[0].route == "agent-step"
+    assert engine.received[0].header("x-conductor-route") is None
+
+
 async def test_embeddings_of_token_ids_are_placed_by_them(cluster: Any) -> None:
     door = await cluster.door([await cluster.engine()])
     for given in ([5, 6, 7], [[5, 6, 7], [8]]):

@@ -16,9 +16,10 @@ def test_all_fields() -> None:
             (b"x-conductor-priority", b"-3"),
             (b"x-conductor-ttft-objective-ms", b"500"),
             (b"x-conductor-tbt-objective-ms", b"30.5"),
+            (b"x-conductor-route", b"agent-step"),
         ]
     )
-    assert terms == RequestTerms("team-a", -3, 0.5, 0.0305)
+    assert terms == RequestTerms("team-a", -3, 0.5, 0.0305, "agent-step")
 
 
 def test_nothing_said_is_the_default() -> None:
@@ -32,6 +33,7 @@ def test_nothing_said_is_the_default() -> None:
         (b"tenant", b"two words"),
         (b"tenant", b"x" * 129),
         (b"tenant", "é".encode()),
+        (b"route", b"two words"),
         (b"priority", b"high"),
         (b"priority", b"9"),
         (b"priority", b"1.5"),
@@ -51,7 +53,7 @@ def test_bad_values_are_refused_by_name(name: bytes, value: bytes) -> None:
 
 @given(
     st.binary(max_size=200),
-    st.sampled_from([b"tenant", b"priority", b"ttft-objective-ms", b"tbt-objective-ms"]),
+    st.sampled_from([b"tenant", b"route", b"priority", b"ttft-objective-ms", b"tbt-objective-ms"]),
 )
 def test_any_bytes_parse_or_are_refused(value: bytes, name: bytes) -> None:
     try:
