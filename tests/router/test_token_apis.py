@@ -64,34 +64,6 @@ async def test_the_model_must_be_named_where_there_are_several(
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "param", "says"),
-    [
-        (TOKENS, {"token_ids": None}, "token_ids", "missing"),
-        (TOKENS, {"token_ids": []}, "token_ids", "empty"),
-        (TOKENS, {"token_ids": "hi"}, "token_ids", "a string"),
-        (TOKENS, {"sampling_params": None}, "sampling_params", "not null"),
-        (TOKENS, {"sampling_params": {"max_tokens": "x"}}, "max_tokens", "a string"),
-        (GENERATE, {"input_ids": None}, "text", "neither"),
-        (GENERATE, {"text": "hi"}, "text", "text and input_ids"),
-        (GENERATE, {"input_ids": []}, "input_ids", "empty"),
-        (GENERATE, {"sampling_params": 3}, "sampling_params", "an integer"),
-        (GENERATE, {"stream": "yes"}, "stream", "true or false"),
-        (GENERATE, {"model": ""}, "model", "non-empty"),
-    ],
-)
-async def test_malformed_bodies_name_the_field(
-    cluster: Any, path: str, fields: dict[str, Any], param: str, says: str
-) -> None:
-    engine = await cluster.engine()
-    door = await cluster.door([engine])
-    response = await door.client.post(path, json={"model": cluster.MODEL, **BODIES[path], **fields})
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param)
-    assert says in error["message"]
-    assert not engine.received
-
-
-@pytest.mark.parametrize(
     ("fields", "tokens"),
     [
         ({"input_ids": [[1, 2], [3]]}, [1, 2]),
