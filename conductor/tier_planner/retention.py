@@ -39,9 +39,8 @@ def make_room(
     ]
     rate_of = dict(zip(segments, rates, strict=True))
     left = dict.fromkeys(segments, 0)  # segments here that go on behind each
-    for (
-        segment
-    ) in segments:  # asked of children: what many prompts begin with has thousands of them, elsewhere
+    for segment in segments:
+        # Children are asked, not parents: what many prompts begin with has thousands of children elsewhere.
         if segment.parent in left:
             left[segment.parent] += 1
     ends = [(rate_of[s], s.last_used_s, number, s) for number, s in enumerate(segments) if not left[s]]
