@@ -107,11 +107,11 @@ class InferenceRequest:
 
 
 def parse_inference(
-    endpoint: Endpoint, body: bytes | bytearray, only_model: Callable[[], str | None] = lambda: None
+    endpoint: Endpoint, body: bytes | bytearray, only_model: Callable[[], str] | None = None
 ) -> InferenceRequest:
     """Check what the router relies on; the rest is the engine's to judge. Raises RequestError (400).
 
-    ``only_model`` names the one model that is served here, for APIs whose requests need not.
+    ``only_model`` names the one model that is served here, for APIs whose requests need not; it may raise the same.
     """
     try:
         document = orjson.loads(body)
@@ -124,7 +124,7 @@ def parse_inference(
     if not isinstance(document, dict):
         reject(None, f"The request body must be a JSON object, not {json_type(document)}.")
     model = document.get("model")
-    if model is None and endpoint in _MODEL_OPTIONAL:
+    if model is None and only_model is not None and endpoint in _MODEL_OPTIONAL:
         model = only_model()
     if not isinstance(model, str) or not model:
         if "model" in document:

@@ -31,9 +31,8 @@ CACHE_BYTES = 256 * 1024 * 1024  # about 600 conversations of 128 KB
 _BY_WORDS_FACTOR = (
     12  # known words are looked up at least so many times as fast as the library tokenizes them
 )
-_PROBE = [{"role": role, "content": f"{role}-{turn}"} for turn in range(3) for role in ("user", "assistant")][
-    :-1
-]
+_ROLES = ("user", "assistant", "user", "assistant", "user")
+_PROBE = [{"role": role, "content": f"{role}-{number}"} for number, role in enumerate(_ROLES)]
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 

@@ -36,10 +36,7 @@ def not_placed(
     if isinstance(error, AnsweredError):
         return error.answer
     if isinstance(error, UnknownModelError):
-        names = sorted(card.model for card in served())
-        listed = ", ".join(names[:_LISTED_MODELS]) or "none"
-        if len(names) > _LISTED_MODELS:
-            listed += f", and {len(names) - _LISTED_MODELS} more"
+        listed = _listed([card.model for card in served()])
         message = f"The model {model!r} is not served here. Served models: {listed}."
         return RequestError(404, message, param="model", code="model_not_found")
     if isinstance(error, RejectedError):
@@ -53,6 +50,16 @@ def not_placed(
     message = f"No instance can take the request now: {error}"
     if tried:
         message = f"{message}. {_what_was_tried(tried)}"
+    return RequestError(
+        503, message, kind="service_unavailable", code="no_instance_available", retry_after_s=1
+    )
+
+
+def model_not_named(models: Sequence[str]) -> RequestError:
+    """A request that need not name its model, where not exactly one is served."""
+    if models:
+        return RequestError(400, f"'model' is missing. Served models: {_listed(models)}.", param="model")
+    message = "No instance is up yet, so no model is served. Try again shortly."
     return RequestError(
         503, message, kind="service_unavailable", code="no_instance_available", retry_after_s=1
     )
@@ -79,6 +86,12 @@ def misconfigured(instance_id: str, reason: str) -> RequestError:
     """A retry would meet the same configuration."""
     message = f"Instance {instance_id!r} is misconfigured: {reason}."
     return RequestError(500, message, kind="server_error", code="configuration_error")
+
+
+def _listed(models: Sequence[str]) -> str:
+    names = sorted(models)
+    listed = ", ".join(names[:_LISTED_MODELS]) or "none"
+    return listed if len(names) <= _LISTED_MODELS else f"{listed}, and {len(names) - _LISTED_MODELS} more"
 
 
 def _what_was_tried(tried: Sequence[InstanceFailure]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import ssl
 import sys
@@ -28,6 +29,7 @@ from router.hedging import FirstBytes
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
 from router.picks import Picks
+from router.refusals import model_not_named
 from router.request_trace import Tracing
 from router.retry_budget import RetryBudget
 from router.settings import RouterSettings
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from router.exchange import Exchange
 
 logger = structlog.get_logger("router")
+
+_REMEMBERED_S = 1.0
 
 
 class PlacementService(Protocol):
@@ -122,6 +126,7 @@ class RouterServices:
         self.metrics.inflight_requests = lambda: len(self.active)
         self._request_prefix = os.urandom(6).hex()
         self._request_numbers = itertools.count(1)
+        self._only_model, self._only_model_until_s = "", -math.inf
         self._timer: asyncio.TimerHandle | None = None
         shortest_s = min(
             settings.first_byte_timeout_s,
@@ -163,10 +168,19 @@ class RouterServices:
         for exchange in list(self.active):
             exchange.placement_revoked(placement_id, error)
 
-    def only_model(self) -> str | None:
-        """The model that is served here, where it is one only, adapters and aliases apart."""
-        models = [card.model for card in self.placements.models() if card.parent is None]
-        return models[0] if len(models) == 1 else None
+    def only_model(self) -> str:
+        """The model that is served here, where it is one only, adapters and aliases apart.
+
+        Remembered for a second: asking goes through all instances. Raises RequestError where there are several
+        (400) or none yet (503).
+        """
+        now_s = self.clock()
+        if now_s >= self._only_model_until_s:
+            models = [card.model for card in self.placements.models() if card.parent is None]
+            if len(models) != 1:
+                raise model_not_named(models)
+            self._only_model, self._only_model_until_s = models[0], now_s + _REMEMBERED_S
+        return self._only_model
 
     def new_request_id(self) -> str:
         return f"{self._request_prefix}-{next(self._request_numbers):x}"

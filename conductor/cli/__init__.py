@@ -79,12 +79,11 @@ def __getattr__(name: str) -> Any:
 
 def main() -> None:
     """Console script: configuration errors are one line and exit code 2."""
-    named = [argument for argument in sys.argv[1:2] if argument in _COMMANDS]
-    if sys.argv[1:] == ["--version"]:  # without importing every command
-        print(f"conductor {__version__}")
-        return
+    commands = [argument for argument in sys.argv[1:2] if argument in _COMMANDS]
+    if not commands and sys.argv[1:] != ["--version"]:
+        commands = list(_COMMANDS)
     with without_collections():
-        made = _make_app(named or list(_COMMANDS))
+        made = _make_app(commands)
         from conductor.configuration_faults import ConfigError
     try:
         made()

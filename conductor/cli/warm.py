@@ -16,6 +16,7 @@ def warm() -> None:
     with console.status("compiling kernels"):
         import cache_index
         from conductor.rehearsal import rehearse, rehearse_reuse
+        from router.chunk_walk import compiled_walk
         from router.word_tokens import kernels as words
         from simulator.cluster import kernels as engines
 
@@ -23,5 +24,6 @@ def warm() -> None:
         rehearse()
         rehearse_reuse()
         words.compile_all()
+        compiled_walk()
         engines.compile_all()
     console.print(f"kernels ready after {time.monotonic() - started_s:.1f} s")
