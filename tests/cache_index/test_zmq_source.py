@@ -201,7 +201,7 @@ def test_more_messages_than_one_turn_takes(
         busy.publish(stored(100 + number, number, 99 + number if number else None))
     feed.follow(busy)
     feed.follow(calm, Holder("calm"))
-    assert feed.blocks(*range(50)) == 50
+    wait_for(lambda: feed.blocks(*range(50)) == 50)
     for number in range(50, 100):
         busy.publish(stored(100 + number, number, 99 + number))
     calm.publish(stored(1, 1))
