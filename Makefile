@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Where it is set, every process compiles all its sources again: half a second each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup run redis browser test test-extended test-lmcache test-mooncake lint types check bench docs clean
 
 help:  ## show this

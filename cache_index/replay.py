@@ -63,7 +63,7 @@ class Sequencer:
         self._complete = False  # everything since the engine's start, or since its last clear by us
         self._connected = False
         self._was_connected = False
-        self._settled = False  # a replay has ended, or a batch was applied
+        self._settled = False  # the first replay has ended, or none is needed
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._deadline_s: float | None = None  # set while a replay runs
         self._confirm_at_s: float | None = None
@@ -235,7 +235,6 @@ class Sequencer:
         self._last_payload, self._last_digest = payload, None
         self._attempts = 0
         self._gap_counted = False
-        self._settled = True
         self.batches += 1
         self._apply(payload)
 
@@ -257,6 +256,7 @@ class Sequencer:
         self._waiting = _after_last_step_back(self._waiting)
         if self._waiting and self._waiting[0][0] == 0:
             self._deadline_s = None
+            self._settled = True
             self._drain(now_s)
         else:
             self._replay(now_s)

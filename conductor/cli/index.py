@@ -114,7 +114,7 @@ async def _serve(config: Config) -> None:
             highlight=False,
         )
         await stop.wait()
-        server.should_exit = True
+        server.stop_soon()
         await serving
 
 

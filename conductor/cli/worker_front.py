@@ -151,7 +151,7 @@ class WorkerFront:
             self._collecting.cancel()
         self._desk.close()
         if self._rest is not None and self._rest_task is not None:
-            self._rest.should_exit = True
+            self._rest.stop_soon()
             await self._rest_task
 
     def clear(self) -> None:

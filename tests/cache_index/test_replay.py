@@ -57,6 +57,16 @@ def test_catches_up_on_connection() -> None:
     assert subject.sequencer.last_sequence == 4
 
 
+def test_the_first_replay_is_not_over_with_its_first_batch() -> None:
+    subject, engine = Subject(), batches("a", 2)
+    subject.sequencer.connected(0.0)
+    subject.sequencer.replayed(0, engine[0], 0.0)
+    assert subject.sequencer.state == "connecting"
+    subject.sequencer.replayed(1, engine[1], 0.0)
+    subject.sequencer.replay_ended(0.0)
+    assert subject.sequencer.state == "warm"
+
+
 def test_live_batches_wait_for_the_replay() -> None:
     subject, engine = Subject(), batches("a", 7)
     subject.sequencer.connected(0.0)

@@ -43,7 +43,7 @@ class Sources:
             await asyncio.sleep(0.002)
 
         async def stop() -> None:
-            server.should_exit = True
+            server.stop_soon()
             await task
 
         self._stack.push_async_callback(stop)
