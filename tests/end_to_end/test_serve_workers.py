@@ -101,7 +101,8 @@ def test_what_is_no_inference_is_answered_by_the_conductor(door: FrontDoor) -> N
             assert tokenized["count"] == len(tokenized["tokens"])
 
 
-async def test_a_killed_worker_takes_only_its_own_streams_along(tmp_path: Path) -> None:
+async def test_workers_that_are_killed_and_that_are_stopped(tmp_path: Path) -> None:
+    """One that is killed takes only its own streams along; a stop lets all streams finish."""
     with front_door(tmp_path, "--emulate", "2", "--workers", "2") as door:
         victim = door.worker_pids()["1"]
         streaming = asyncio.gather(*(_stream(door, number, 600) for number in range(24)))
@@ -127,6 +128,16 @@ async def test_a_killed_worker_takes_only_its_own_streams_along(tmp_path: Path) 
         assert {answer[1:] for answer in again} == {(200, True)}
         assert len({process for process, _, _ in again}) == 2
 
+        left = [door.process.pid, *children(door.process.pid), *door.engine_pids().values()]
+        assert len(left) == 6
+        streaming = asyncio.gather(*(_stream(door, number, 400) for number in range(12)))
+        while (await asyncio.to_thread(door.samples))["conductor_active_placements"] < 12:
+            await asyncio.sleep(0.02)
+        stopping = asyncio.create_task(asyncio.to_thread(door.stop, signal.SIGTERM))
+        assert {answer[1:] for answer in await streaming} == {(200, True)}
+        assert await stopping == 0
+        assert not [pid for pid in left if alive(pid)]
+
 
 @pytest.mark.extended
 async def test_a_worker_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
@@ -151,20 +162,6 @@ async def test_a_worker_that_hangs_is_killed_and_started_again(tmp_path: Path) -
         again = await _streams(door, 16, 4)
         assert {answer[1:] for answer in again} == {(200, True)}
         assert "does not answer and is killed" in door.log.read_text()
-
-
-async def test_streams_finish_before_the_workers_end(tmp_path: Path) -> None:
-    with front_door(tmp_path, "--emulate", "2", "--workers", "2") as door:
-        left = [door.process.pid, *children(door.process.pid), *door.engine_pids().values()]
-        assert len(left) == 6
-        streaming = asyncio.gather(*(_stream(door, number, 400) for number in range(12)))
-        while (await asyncio.to_thread(door.samples))["conductor_active_placements"] < 12:
-            await asyncio.sleep(0.02)
-        stopping = asyncio.create_task(asyncio.to_thread(door.stop, signal.SIGTERM))
-        answers = await streaming
-        assert {answer[1:] for answer in answers} == {(200, True)}
-        assert await stopping == 0
-        assert not [pid for pid in left if alive(pid)]
 
 
 @pytest.mark.extended
