@@ -32,9 +32,9 @@ browser:  ## Chromium, for tests of the console and of reports (Debian; needs ro
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] || { echo "chromium is missing: apt-get install chromium"; exit 1; }; \
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 
-test: setup  ## the test suite, in two processes
+test: setup  ## the test suite, in three processes: many tests wait
 	@$(MAKE) --keep-going --silent --no-print-directory redis browser || echo "the tests that need them are skipped"
-	$(BIN)/pytest --numprocesses 2 --dist loadscope -m 'not extended' $(ARGS)
+	$(BIN)/pytest --numprocesses 3 --dist loadscope -m 'not extended' $(ARGS)
 
 test-extended: setup  ## faults, restarts and scale that take half a minute each, one after the other
 	$(BIN)/pytest -m extended $(ARGS)
