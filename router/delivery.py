@@ -163,6 +163,9 @@ class Delivery:
                 self._request.forget_document()
             if self.services.first_bytes is not None:
                 self._watch(attempt, self.services.first_bytes)
+        except RequestError as error:
+            attempt.end()
+            self.attempt_refused(error)
         except Exception:
             self.fail_unexpectedly()
 

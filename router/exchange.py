@@ -241,6 +241,8 @@ class Exchange:
             prompt = await self.services.tokens.prompt(view)
             self._tokenizing = None
             self._deliver(request, prompt)
+        except RequestError as error:
+            self.reply_error(error)
         except Exception:
             self.fail_unexpectedly()
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
+from urllib.parse import unquote_to_bytes
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,11 +19,15 @@ from router.errors import RequestError, status_line
 from router.exchange import Exchange
 from router.framing import MAX_HEAD_BYTES
 from router.heads import Headers
-from router.inference import PATHS
+from router.inference import PATHS, Endpoint
 from router.pick_exchange import PREFIX, PickExchange
 from router.services import RouterServices
 
-INFERENCE_PATHS = {path.encode("ascii"): endpoint for path, endpoint in PATHS.items()}
+_ROUTES: Final[dict[bytes, tuple[Endpoint, type[Exchange]]]] = {
+    prefix + path.encode("ascii"): (endpoint, kind)
+    for prefix, kind in ((b"", Exchange), (PREFIX, PickExchange))
+    for path, endpoint in PATHS.items()
+}
 
 
 class FrontDoorProtocol(HttpToolsProtocol):
@@ -39,6 +44,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self.active = None
         self._lingering: asyncio.TimerHandle | None = None
         self._undelivered_bytes = 0  # read since the parser last delivered a head or a part of a body
+        self._without_upgrade: bytes | None = None  # the head of a request that also offers another protocol
         transport.set_write_buffer_limits(self.services.settings.client_buffer_bytes)
         accepted = transport.get_extra_info("socket")
         if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
@@ -64,15 +70,29 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._undelivered_bytes += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # of protocols that are not spoken here: the request was answered as any other
+            self._parse(data)
         except httptools.HttpParserError as error:
             cause = error.__context__  # what a callback raised
             self._refuse(cause if isinstance(cause, RequestError) else _malformed())
         else:
             if self._undelivered_bytes > MAX_HEAD_BYTES:
                 self._refuse(_head_too_long())
+
+    def _parse(self, data: bytes) -> None:
+        """A request that offers another protocol (Java's client: HTTP/2) is answered as any other, with its body.
+
+        The parser stops behind such a head, for what follows could be of that protocol; none is spoken here.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                if self._without_upgrade is None:
+                    return  # a tunnel, which was refused
+                data = self._without_upgrade + data[stopped.args[0] :]
+                self._without_upgrade = None
+                self.parser = httptools.HttpRequestParser(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -100,21 +120,26 @@ class FrontDoorProtocol(HttpToolsProtocol):
         for name, value in headers:
             if name == b"transfer-encoding" and value.lower() != b"chunked":
                 raise _encoded(value)
-        endpoint = INFERENCE_PATHS.get(url) or INFERENCE_PATHS.get(url.partition(b"?")[0])
-        kind = Exchange
-        if endpoint is None and url.startswith(PREFIX):
-            endpoint, kind = INFERENCE_PATHS.get(url[len(PREFIX) :].partition(b"?")[0]), PickExchange
-        if endpoint is None or self.parser.get_method() != b"POST":
+        parser = self.parser
+        if parser.should_upgrade() and parser.get_method() != b"CONNECT":
+            version = parser.get_http_version().encode("ascii")
+            self._without_upgrade = _head(parser.get_method(), url, version, headers, without=b"upgrade")
+            return
+        route = _ROUTES.get(url)
+        if route is None:
+            url = _origin_form(url)
+            route = _ROUTES.get(url.partition(b"?")[0])
+        if route is None or parser.get_method() != b"POST":
             self._hand_to_application(headers)
             return
-        parser = self.parser
+        endpoint, kind = route
         http_1_1 = parser.get_http_version() == "1.1"
         exchange = kind(
             self,
             endpoint,
             url,
             headers,
-            keep_alive=http_1_1 and parser.should_keep_alive() and not parser.should_upgrade(),
+            keep_alive=http_1_1 and parser.should_keep_alive(),
             client_takes_chunks=http_1_1,
             expects_continue=self.expect_100_continue,
         )
@@ -140,6 +165,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._undelivered_bytes = 0
+        if self._without_upgrade is not None:
+            return
         cycle = self.cycle
         if isinstance(cycle, Exchange):
             cycle.end_of_request()
@@ -214,6 +241,21 @@ def front_door_protocol(services: RouterServices) -> type[FrontDoorProtocol]:
     return cast(
         "type[FrontDoorProtocol]", type("FrontDoorProtocol", (FrontDoorProtocol,), {"services": services})
     )
+
+
+def _origin_form(url: bytes) -> bytes:
+    """Path and query of a request's target, which may name the host too, or write its path with percent signs."""
+    if url[:1] != b"/" or b"#" in url:
+        parsed = httptools.parse_url(url)
+        url = (parsed.path or b"/") + (b"" if parsed.query is None else b"?" + parsed.query)
+    path, mark, query = url.partition(b"?")
+    decoded = unquote_to_bytes(path)
+    return (decoded if decoded in _ROUTES else path) + mark + query
+
+
+def _head(method: bytes, url: bytes, version: bytes, headers: Headers, *, without: bytes) -> bytes:
+    lines = [b"%b: %b\r\n" % field for field in headers if field[0] != without]
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, url, version, b"".join(lines))
 
 
 def _head_bytes(url: bytes, headers: Headers) -> int:

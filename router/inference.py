@@ -127,6 +127,8 @@ def parse_inference(
     if model is None and only_model is not None and endpoint in _MODEL_OPTIONAL:
         model = only_model()
     if not isinstance(model, str) or not model:
+        if model == "":
+            reject("model", "'model' is empty. GET /v1/models lists the models that are served.")
         if "model" in document:
             reject("model", f"'model' must be a non-empty string, not {json_type(model)}.")
         reject("model", "'model' is missing. GET /v1/models lists the models that are served.")

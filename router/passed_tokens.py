@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import orjson
-
 from conductor.placement import TokenSource
+from router.disaggregation.bodies import encoded
 from router.inference import Endpoint, InferenceRequest
 from router.tokens import Prompt
 
@@ -34,4 +33,4 @@ def with_token_ids(request: InferenceRequest, prompt: Prompt) -> InferenceReques
     text, ids = fields
     passed = {name: value for name, value in document.items() if name != text}
     passed[ids] = prompt.tokens.tolist()
-    return replace(request, body=orjson.dumps(passed), parsed=passed)
+    return replace(request, body=encoded(passed), parsed=passed)

@@ -7,17 +7,30 @@ from typing import Any
 
 import orjson
 
+from router.errors import RequestError
 from router.inference import Endpoint, InferenceRequest, first_prompt, sampling_params
 
 _SAMPLING_APART = frozenset((Endpoint.TOKENS, Endpoint.GENERATE))
 _CONTRADICT_ONE_TOKEN = frozenset(("stream_options", "min_tokens", "min_completion_tokens"))
 
 
+def encoded(document: dict[str, Any]) -> bytes:
+    """Raises RequestError (400) for what is nested so deeply that it can be read here, but not written."""
+    try:
+        return orjson.dumps(document)
+    except orjson.JSONEncodeError:
+        message = (
+            "The request is nested too deeply for the instances that would serve it: at most 250 lists and "
+            "objects may lie inside each other."
+        )
+        raise RequestError(400, message, code="nested_too_deeply") from None
+
+
 def forwarded_body(request: InferenceRequest, model: str) -> bytes | bytearray:
     """The client's bytes; serialised anew only where ``model`` is not the name the client used."""
     if model == request.model:
         return request.body
-    return orjson.dumps({**request.document, "model": model})
+    return encoded({**request.document, "model": model})
 
 
 def prompts_of(request: InferenceRequest) -> int | None:
@@ -77,7 +90,7 @@ def body_with_transfer(request: InferenceRequest, model: str, transfer: bytes) -
     if request.endpoint is not Endpoint.TOKENS:
         return body_with(request, model, {"kv_transfer_params": transfer})
     document = {**request.document, "model": model}
-    return orjson.dumps(with_transfer(document, request.endpoint, orjson.Fragment(transfer)))
+    return encoded(with_transfer(document, request.endpoint, orjson.Fragment(transfer)))
 
 
 def body_with(request: InferenceRequest, model: str, fields: Mapping[str, bytes]) -> bytes:
@@ -88,7 +101,7 @@ def body_with(request: InferenceRequest, model: str, fields: Mapping[str, bytes]
     body = bytes(forwarded_body(request, model))
     if not fields.keys().isdisjoint(request.document):
         document = {name: theirs for name, theirs in request.document.items() if name not in fields}
-        body = orjson.dumps({**document, "model": model})
+        body = encoded({**document, "model": model})
     brace = body.index(b"{") + 1
     added = b"".join(b'"%b":%b,' % (name.encode(), value) for name, value in fields.items())
     return b"%b%b%b" % (body[:brace], added, body[brace:])

@@ -6,9 +6,8 @@ import random
 from typing import Final
 
 import msgspec
-import orjson
 
-from router.disaggregation.bodies import body_with, has_one_answer, one_token_document
+from router.disaggregation.bodies import body_with, encoded, has_one_answer, one_token_document
 from router.disaggregation.prefill_usage import PrefillUsage
 from router.disaggregation.protocol import HandoffError, PrefillAnswer, Stateless
 from router.inference import Endpoint, InferenceRequest
@@ -58,7 +57,7 @@ class TensorRtLlm(Stateless):
         }
         document = one_token_document(request, model)
         document.pop("max_completion_tokens", None)  # one name for it and ``max_tokens``: both may be refused
-        return orjson.dumps({**document, "disaggregated_params": asked})
+        return encoded({**document, "disaggregated_params": asked})
 
     def prefill_answer(self, body: bytes) -> PrefillAnswer:
         try:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import uuid
 
 import msgspec
-import orjson
 
 from conductor.placement import Target
-from router.disaggregation.bodies import body_with_transfer, has_one_answer, one_token_document, with_transfer
+from router.disaggregation.bodies import (
+    body_with_transfer,
+    encoded,
+    has_one_answer,
+    one_token_document,
+    with_transfer,
+)
 from router.disaggregation.bootstrap import bootstrap_target
 from router.disaggregation.prefill_usage import PrefillUsage
 from router.disaggregation.protocol import HandoffError, PrefillAnswer
@@ -80,7 +85,7 @@ class MooncakeHandoff:
     def prefill_body(self, request: InferenceRequest, model: str) -> bytes:
         asked = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": self._transfer_id}
         document = one_token_document(request, model)
-        return orjson.dumps(with_transfer(document, request.endpoint, asked))
+        return encoded(with_transfer(document, request.endpoint, asked))
 
     def prefill_answer(self, body: bytes) -> PrefillAnswer:
         try:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-import orjson
 
-from router.disaggregation.bodies import body_with_transfer, has_one_answer, one_token_document, with_transfer
+from router.disaggregation.bodies import (
+    body_with_transfer,
+    encoded,
+    has_one_answer,
+    one_token_document,
+    with_transfer,
+)
 from router.disaggregation.prefill_usage import PrefillUsage
 from router.disaggregation.protocol import HandoffError, PrefillAnswer, Stateless
 from router.inference import Endpoint, InferenceRequest
@@ -47,7 +52,7 @@ class VllmNixl(Stateless):
 
     def prefill_body(self, request: InferenceRequest, model: str) -> bytes:
         document = one_token_document(request, model)
-        return orjson.dumps(with_transfer(document, request.endpoint, self._ASK))
+        return encoded(with_transfer(document, request.endpoint, self._ASK))
 
     def prefill_answer(self, body: bytes) -> PrefillAnswer:
         try:

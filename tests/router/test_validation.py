@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         (b"[1]", None, "must be a JSON object, not a list"),
         (orjson.dumps({"messages": MESSAGES}), "model", "'model' is missing"),
         (orjson.dumps({"model": 5, "messages": MESSAGES}), "model", "not an integer"),
-        (orjson.dumps({"model": "", "messages": MESSAGES}), "model", "non-empty"),
+        (orjson.dumps({"model": "", "messages": MESSAGES}), "model", "'model' is empty"),
         (orjson.dumps({"model": "m"}), "messages", "'messages' is missing"),
         (orjson.dumps({"model": "m", "messages": []}), "messages", "empty"),
         (orjson.dumps({"model": "m", "messages": "hi"}), "messages", "not a string"),
@@ -42,6 +42,20 @@ async def test_malformed_chat_requests(cluster: Any, body: bytes, param: str | N
     assert says in error["message"]
     assert response.headers["x-request-id"]
     assert not engine.received
+
+
+@pytest.mark.parametrize("fields", [{"model": "alias"}, {"extra": 1}])
+async def test_nested_more_deeply_than_can_be_written_anew(cluster: Any, fields: dict[str, Any]) -> None:
+    """Readers take 1024 levels, writers 254."""
+    engines = [await cluster.engine("e0"), await cluster.engine("e1")]
+    door = await cluster.door(engines[:1], engines[1:])
+    deep = orjson.dumps(cluster.chat_document(**fields))[:-1] + b',"tools":' + b"[" * 600 + b"]" * 600 + b"}"
+    response = await door.client.post("/v1/chat/completions", content=deep)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "nested_too_deeply") and "at most 250" in error[
+        "message"
+    ]
+    assert door.placements.open_placements == 0 and not engines[0].received + engines[1].received
 
 
 @pytest.mark.parametrize(
@@ -94,7 +108,7 @@ async def test_too_long_a_body_is_refused_and_the_answer_arrives(cluster: Any, d
     head, _, body = received.partition(b"\r\n\r\n")
     assert b"connection: close" in head
     message = orjson.loads(body)["error"]["message"]
-    assert "10000 bytes" in message and "max_body_bytes" in message
+    assert "10000 bytes" in message and "'server.max_body_bytes'" in message
     await connection.close()
     await cluster.wait_until(lambda: door.sample("conductor_inflight_requests") == 0)
 
