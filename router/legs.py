@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from conductor.placement import FailureKind, Target, Usage
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from router.attempt import Attempt
 
 _SMALL_PIECE_BYTES = 32  # "[DONE]" and the last chunk arrive in pieces of this size: no usage in them
+_SEAM = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")  # between two chunks, which proxies may cut anywhere
+_CUT_BYTES = 2_048  # where counts stand that may have been cut
 _EVENT_BYTES = 16_384  # more than a stream's last event has
 _MAX_HELD_BYTES = 256 * 1024  # of an incomplete chunk; beyond it, it is passed on as it comes
 
@@ -204,10 +207,14 @@ class DecodeLeg(Leg):
         return self._events
 
     def usage(self) -> Usage:
-        tail = self._tail
-        if self.head is not None and self.head.event_stream:  # what comes last is an event, which is short
+        tail, head = self._tail, self.head
+        if head is not None and head.event_stream:  # what comes last is an event, which is short
             tail = tail[-_EVENT_BYTES:]
-        return usage_from_tail(tail if len(tail) > 4_096 else self._tail_before + tail)
+        if len(tail) <= 4_096:
+            tail = self._tail_before + tail
+        if head is not None and head.chunked:
+            tail = tail[:-_CUT_BYTES] + _SEAM.sub(b"", tail[-_CUT_BYTES:])
+        return usage_from_tail(tail)
 
     def response_head(self, head: ResponseHead) -> None:
         self.head = head

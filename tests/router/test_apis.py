@@ -87,7 +87,7 @@ async def test_an_alias_becomes_the_engines_name(cluster: Any, path: str) -> Non
         ("/generate", {"input_ids": []}, "input_ids", "empty"),
         ("/generate", {"sampling_params": 3}, "sampling_params", "an integer"),
         ("/generate", {"stream": "yes"}, "stream", "true or false"),
-        ("/generate", {"model": ""}, "model", "non-empty"),
+        ("/generate", {"model": ""}, "model", "is empty"),
         ("/tokenize", {"prompt": None}, "prompt", "missing"),
         ("/tokenize", {"prompt": [1]}, "prompt", "a list"),
         ("/tokenize", {"prompt": None, "messages": [1]}, "messages[0]", "role"),
@@ -245,6 +245,21 @@ async def test_usage_is_read_in_the_words_of_the_api(
         body = {"model": cluster.MODEL, **BODIES[path], "stream": stream}
         assert (await door.client.post(path, json=body)).status_code == 200
     assert door.placements.named("finished") == [learned, learned]
+
+
+async def test_usage_is_read_wherever_a_proxy_cut_it(cluster: Any) -> None:
+    last = b'data: {"choices":[],"usage":{"prompt_tokens":123,"completion_tokens":45}}\n\n'
+
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        payload, cut = numbered(1) + last, request.document["seed"]
+        writer.write(cluster.STREAM_HEAD + cluster.chunk(payload[:cut]))
+        writer.write(cluster.chunk(payload[cut:]) + cluster.chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    door = await cluster.door([await cluster.engine(respond=respond)])
+    cuts = range(len(numbered(1)) + 1, len(numbered(1) + last) - 2)
+    for cut in cuts:
+        await door.chat(stream=True, seed=cut)
+    assert door.placements.named("finished") == [Usage(123, 45)] * len(cuts)
 
 
 async def test_streams_without_usage_are_counted_where_an_event_is_a_token(cluster: Any) -> None:
