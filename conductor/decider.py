@@ -23,10 +23,11 @@ from conductor.placement import (
     PlacementError,
     PlacementRequest,
     PrefixPlan,
+    TooLongError,
     UnknownModelError,
 )
 from conductor.policies import Policy
-from conductor.policies.candidates import NO_PEER, Candidates
+from conductor.policies.candidates import NO_PEER, Candidates, Flags
 from conductor.prefix_lookup import PrefixLookup
 from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
 from conductor.roster import Roster, make_roster
@@ -85,15 +86,17 @@ class Decider:
     def decide(
         self, request: PlacementRequest, policy: Policy, placement_id: str, now_s: float
     ) -> PlacementRecord:
-        """Raises UnknownModelError when no instance serves the model, NoInstanceError when none can take it."""
+        """Raises UnknownModelError when no instance serves the model, NoInstanceError when none can take it now,
+        TooLongError when none ever can.
+        """
         model = self._model_of(request)
         roster = self._roster(request, model, now_s)
         candidates = self._estimate(request, roster, now_s)
         choice = policy.choose(candidates)
         if choice is None:
-            reason = self._why_none(model, candidates)
+            error = _why_none(model, candidates)
             self._estimator.recycle(candidates)
-            raise NoInstanceError(reason)
+            raise error
         prefill, decode = roster.ranks[choice.prefill], roster.ranks[choice.decode]
         plan = plan_of(candidates, choice)
         moving_s = 0.0
@@ -240,11 +243,29 @@ class Decider:
             return f"no instance is up yet, so no model is served (configured: {waiting}); retry shortly"
         return f"the model {model!r} is not served here; served: {', '.join(served)}"
 
-    @staticmethod
-    def _why_none(model: str, candidates: Candidates) -> str:
-        reasons = [f"{name} ({why})" for name, why in candidates.excluded.items()]
-        if candidates.can_prefill.any() and not candidates.can_decode.any():
-            reasons.append("prefill instances are up but no decode instance is")
-        if candidates.can_decode.any() and not candidates.can_prefill.any():
-            reasons.append("decode instances are up but no prefill instance is")
-        return f"no instance can take a request for {model!r} now: {'; '.join(reasons) or 'none is up'}"
+
+def _why_none(model: str, candidates: Candidates) -> PlacementError:
+    reasons = [f"{name} ({why})" for name, why in candidates.excluded.items()]
+    prompt_tokens, most_tokens = candidates.prompt_tokens, _longest_prompt(candidates)
+    if 0 <= most_tokens < prompt_tokens:
+        too_long = f"the prompt of {prompt_tokens} tokens does not fit into the KV memory of"
+        if not reasons:
+            return TooLongError(f"{too_long} any instance of {model!r}; {most_tokens} tokens do")
+        reasons.append(f"{too_long} the others; {most_tokens} tokens do")
+    elif candidates.can_prefill.any() and not candidates.can_decode.any():
+        reasons.append("prefill instances are up but no decode instance is")
+    elif candidates.can_decode.any() and not candidates.can_prefill.any():
+        reasons.append("decode instances are up but no prefill instance is")
+    return NoInstanceError(
+        f"no instance can take a request for {model!r} now: {'; '.join(reasons) or 'none is up'}"
+    )
+
+
+def _longest_prompt(candidates: Candidates) -> int:
+    """That fits into the KV memory of a mixed rank, or of one of each role, in tokens; -1: there are no such."""
+
+    def longest_tokens(ranks: Flags) -> int:
+        return int(candidates.limit_tokens[ranks].max(initial=0)) - 1
+
+    on_pairs = min(longest_tokens(candidates.can_prefill), longest_tokens(candidates.can_decode))
+    return max(longest_tokens(candidates.is_mixed), on_pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -41,8 +42,8 @@ class InstanceConfig(BaseModel):
     speeds: InstanceSpeeds = InstanceSpeeds()
     protocol: str = "vllm-nixl"
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] = 8998
-    ranks: Annotated[int, Field(ge=1)] = 1
-    block_size: Annotated[int, Field(gt=0)] | None = None
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    block_size: Annotated[int, Field(gt=0, le=1 << 20)] | None = None
     location: str = ""
     fetches_from_peers: bool = False
     streams_layers: bool = False
@@ -60,6 +61,12 @@ class InstanceConfig(BaseModel):
     def _without_path(cls, url: str) -> str:
         if not re.fullmatch(r"https?://[^/\s]+/?", url):
             raise ValueError(f"url {url!r} must look like http://host:port or https://host:port")
+        try:
+            port = urlsplit(url).port
+        except ValueError as error:
+            raise ValueError(f"url {url!r}: {error}") from None
+        if port == 0:
+            raise ValueError(f"url {url!r}: no engine listens on port 0")
         return url.rstrip("/")
 
     @model_validator(mode="after")

@@ -233,3 +233,7 @@ class RejectedError(PlacementError):
 
 class NoInstanceError(PlacementError):
     """Instances exist but none can take the request now."""
+
+
+class TooLongError(PlacementError):
+    """The prompt fits into no instance's KV memory: waiting will not help."""

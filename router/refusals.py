@@ -11,6 +11,7 @@ from conductor.placement import (
     ModelCard,
     PlacementError,
     RejectedError,
+    TooLongError,
     UnknownModelError,
 )
 from router.errors import RequestError
@@ -47,6 +48,9 @@ def not_placed(
             code=f"overloaded_{error.stage}",
             retry_after_s=max(math.ceil(error.retry_after_s), 1),
         )
+    if isinstance(error, TooLongError):
+        message = f"The request is too long: {error}. Send a shorter prompt."
+        return RequestError(400, message, code="context_length_exceeded")
     message = f"No instance can take the request now: {error}"
     if tried:
         message = f"{message}. {_what_was_tried(tried)}"

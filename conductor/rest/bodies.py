@@ -18,13 +18,17 @@ def parsed(kind: type[Body], body: bytes) -> Body:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False)
-    raise RequestValidationError(
-        [
-            {**each, "loc": ("body", *each["loc"]), "msg": each["msg"].removeprefix("Value error, ")}
-            for each in problems
-        ]
-    )
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+    raise RequestValidationError([_problem(kind, each["loc"], each) for each in problems])
+
+
+def _problem(kind: type[BaseModel], loc: tuple[int | str, ...], found: Any) -> dict[str, Any]:
+    """What is wrong between fields is said of one of them, whose name begins the message."""
+    message = found["msg"].removeprefix("Value error, ")
+    field, colon, rest = message.partition(": ")
+    if not loc and colon and field in kind.model_fields:
+        loc, message = (field,), rest
+    return {**found, "loc": ("body", *loc), "msg": message}
 
 
 def invalid(field: str, message: str) -> RequestValidationError:

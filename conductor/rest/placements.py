@@ -17,12 +17,13 @@ from conductor.placement import (
     PlacementError,
     PlacementRequest,
     RejectedError,
+    TooLongError,
     UnknownModelError,
     Usage,
 )
 from conductor.rest import answers
-from conductor.rest.bodies import documented_body, parsed
-from conductor.rest.prompts import PlacementQuery, Tokenize, placement_request, prompt_document
+from conductor.rest.bodies import documented_body, invalid, parsed
+from conductor.rest.prompts import MOST_TOKENS, PlacementQuery, Tokenize, placement_request, prompt_document
 from conductor.rest.reservations import Reservations
 from conductor.scheduler import Scheduler
 
@@ -46,14 +47,17 @@ _OUTCOMES = {
 }
 
 
+TokenCount = Annotated[int, Field(ge=0, lt=MOST_TOKENS)]
+
+
 class UsageReport(BaseModel):
     """What the engine reported."""
 
     model_config = ConfigDict(extra="forbid")
 
-    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
-    output_tokens: Annotated[int, Field(ge=0)] | None = None
-    cached_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_tokens: TokenCount | None = None
+    output_tokens: TokenCount | None = None
+    cached_tokens: TokenCount | None = None
 
 
 class FailureReport(BaseModel):
@@ -128,6 +132,8 @@ def make_placement_routes(
                 found = scheduler.find(placement_id)
                 assert found is not None
                 record = found
+        except TooLongError as error:
+            raise invalid("token_ids" if query.hashes is None else "prompt_tokens", str(error)) from None
         except PlacementError as error:
             raise _refused(error) from None
         answer = _decision(record, None if dry_run else reservations.ttl_s)
@@ -205,9 +211,9 @@ async def _tokenized(query: PlacementQuery, tokenize: Tokenize | None) -> Any:
     tokenized = await tokenize(document) if tokenize is not None else None
     if tokenized is None:
         form = "text" if query.text is not None else "messages"
-        raise HTTPException(
-            422,
-            f"{form}: there is no tokenizer for {query.model!r} here, or it failed (its log says why); give "
+        raise invalid(
+            form,
+            f"there is no tokenizer for {query.model!r} here, or it failed (its log says why); give "
             "token_ids, or hashes with block_size and prompt_tokens",
         )
     return tokenized
@@ -221,9 +227,9 @@ def _check_block_size(scheduler: Scheduler, asked: PlacementRequest) -> None:
     sizes = {i.block_size for i in scheduler.cluster if i.serves(model)} - {None}
     if sizes and asked.hashes_block_size not in sizes:
         known = ", ".join(str(size) for size in sorted(size for size in sizes if size is not None))
-        raise HTTPException(
-            422,
-            f"block_size: no instance of {asked.model!r} caches blocks of {asked.hashes_block_size} tokens; "
+        raise invalid(
+            "block_size",
+            f"no instance of {asked.model!r} caches blocks of {asked.hashes_block_size} tokens; "
             f"give hashes of blocks of {known} tokens",
         )
 

@@ -11,6 +11,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from conductor.placement import Hashes, PlacementRequest, Tokens, TokenSource
 
+MOST_TOKENS = 1 << 32  # more than any request or cache has: what is beyond it is a mistake
 _WORD = (1 << 64) - 1
 _HEX = re.compile(r"(0[xX])?[0-9a-fA-F]{1,16}")
 _EXAMPLE: dict[str, Any] = {
@@ -47,8 +48,12 @@ class ObjectivesQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    ttft_s: Annotated[float | None, Field(gt=0, description="Time to first token, seconds.")] = None
-    tbt_s: Annotated[float | None, Field(gt=0, description="Time between tokens, seconds.")] = None
+    ttft_s: Annotated[
+        float | None, Field(gt=0, allow_inf_nan=False, description="Time to first token, seconds.")
+    ] = None
+    tbt_s: Annotated[
+        float | None, Field(gt=0, allow_inf_nan=False, description="Time between tokens, seconds.")
+    ] = None
 
 
 class PlacementQuery(BaseModel):
@@ -83,10 +88,12 @@ class PlacementQuery(BaseModel):
     ] = None
     block_size: Annotated[int | None, Field(gt=0, description="Tokens a block, with `hashes`.")] = None
     prompt_tokens: Annotated[
-        int | None, Field(gt=0, description="Length of the whole prompt, with `hashes`.")
+        int | None, Field(gt=0, lt=MOST_TOKENS, description="Length of the whole prompt, with `hashes`.")
     ] = None
     request_id: Annotated[str, Field(description="Yours; comes back in answers.")] = ""
-    max_output_tokens: Annotated[int | None, Field(gt=0, description="Bound of the answer.")] = None
+    max_output_tokens: Annotated[
+        int | None, Field(gt=0, lt=MOST_TOKENS, description="Bound of the answer.")
+    ] = None
     streamed: Annotated[bool, Field(description="Whether the first token's time will be seen.")] = True
     cache_salt: Annotated[str | None, Field(description="Keeps this prompt's cache apart.")] = None
     tenant: Annotated[str, Field(min_length=1, description="Whose request, for answer lengths.")] = "default"
@@ -97,7 +104,7 @@ class PlacementQuery(BaseModel):
         str, Field(description="The kind of work; answer lengths and returns are learned by it.")
     ] = ""
     session: Annotated[str | None, Field(description="The conversation that this continues.")] = None
-    priority: Annotated[int, Field(description="Higher goes first.")] = 0
+    priority: Annotated[int, Field(ge=-8, le=8, description="Higher goes first.")] = 0
     objectives: Annotated[
         ObjectivesQuery, Field(description="What this request should meet: `ttft_s` and `tbt_s`, seconds.")
     ] = ObjectivesQuery()
@@ -115,9 +122,9 @@ class PlacementQuery(BaseModel):
             )
         if self.hashes is not None:
             if self.block_size is None:
-                raise ValueError("block_size is required with hashes")
+                raise ValueError("block_size: is required with hashes")
             if self.prompt_tokens is None:
-                raise ValueError("prompt_tokens is required with hashes")
+                raise ValueError("prompt_tokens: is required with hashes")
             if len(self.hashes) * self.block_size > self.prompt_tokens:
                 raise ValueError(
                     f"prompt_tokens: {len(self.hashes)} blocks of {self.block_size} tokens are more than "

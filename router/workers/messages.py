@@ -23,6 +23,7 @@ from conductor.placement import (
     Role,
     Target,
     TokenSource,
+    TooLongError,
     UnknownModelError,
     Usage,
 )
@@ -207,7 +208,13 @@ class AnsweredWith(_Message, tag="answer"):
     retry_after_s: int | None
 
 
-Refusal = ModelUnknown | NoneCanTakeIt | NotAdmitted | AnsweredWith
+class TooLong(_Message, tag="long"):
+    """Into no instance's KV memory does the prompt fit."""
+
+    message: str
+
+
+Refusal = ModelUnknown | NoneCanTakeIt | NotAdmitted | TooLong | AnsweredWith
 
 
 def refusal_of(error: PlacementError, served: Callable[[], list[ModelCard]]) -> Refusal:
@@ -221,6 +228,8 @@ def refusal_of(error: PlacementError, served: Callable[[], list[ModelCard]]) -> 
         return ModelUnknown(str(error), served())
     if isinstance(error, RejectedError):
         return NotAdmitted(str(error), error.stage, error.retry_after_s)
+    if isinstance(error, TooLongError):
+        return TooLong(str(error))
     return NoneCanTakeIt(str(error))
 
 
@@ -234,6 +243,8 @@ def error_of(refusal: Refusal) -> PlacementError:
             return AnsweredError(
                 RequestError(status, message, kind=kind, param=param, code=code, retry_after_s=retry_after_s)
             )
+        case TooLong():
+            return TooLongError(refusal.message)
         case NoneCanTakeIt():
             return NoInstanceError(refusal.message)
 

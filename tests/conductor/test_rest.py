@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster_factory import BLOCK, hold, make_scheduler, request
+from cluster_factory import BLOCK, facts, hold, make_scheduler, request
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -174,8 +175,8 @@ BAD_QUESTIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "llama", "token_ids": [1], "modle": "x"}, 422, "modle"),
     ({"model": "llama", "token_ids": [1], "objectives": {"ttft": 1}}, 422, "objectives"),
     ({"model": "llama", "token_ids": [1], "objectives": {"ttft_s": 0}}, 422, "greater than 0"),
-    ({"model": "llama", "hashes": [1]}, 422, "block_size is required with hashes"),
-    ({"model": "llama", "hashes": [1], "block_size": 16}, 422, "prompt_tokens is required"),
+    ({"model": "llama", "hashes": [1]}, 422, '["body","block_size"],"msg":"is required with hashes'),
+    ({"model": "llama", "hashes": [1], "block_size": 16}, 422, '["body","prompt_tokens"],"msg":"is required'),
     (
         {"model": "llama", "hashes": [1, 2], "block_size": 16, "prompt_tokens": 20},
         422,
@@ -189,6 +190,9 @@ BAD_QUESTIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "llama", "hashes": [1, 2.5], "block_size": 16, "prompt_tokens": 64}, 422, "entry 1 must be"),
     ({"model": "llama", "hashes": ["xyz"], "block_size": 16, "prompt_tokens": 64}, 422, "entry 0 must be"),
     ({"model": "llama", "hashes": [2**64], "block_size": 16, "prompt_tokens": 64}, 422, "entry 0 must be"),
+    ({"model": "llama", "hashes": [1], "block_size": 16, "prompt_tokens": 10**30}, 422, '"prompt_tokens"]'),
+    ({"model": "llama", "token_ids": [1], "max_output_tokens": 2**32}, 422, "less than 4294967296"),
+    ({"model": "llama", "token_ids": [1], "priority": 10**30}, 422, "less than or equal to 8"),
     ({"model": "llama", "token_ids": [1], "block_size": 16}, 422, "belong to hashes"),
     ({"model": "llama", "token_ids": [1], "tools": []}, 422, "belong to messages"),
     ({"model": "adapter", "text": "hello"}, 422, "give token_ids, or hashes with block_size"),
@@ -209,6 +213,29 @@ def test_bad_questions_are_answered_precisely(
     assert said in answer.text
     assert ("retry-after" in answer.headers) == (status == 503)
     assert scheduler.active_placements == 0
+
+
+def test_a_prompt_that_fits_nowhere_is_no_matter_of_waiting(api: TestClient, scheduler: Scheduler) -> None:
+    blocks = {"p0": 100, "p1": 200, "d2": 50, "d3": 150}
+    for instance_id, capacity in blocks.items():
+        scheduler.instance_up(instance_id, replace(facts(), kv_capacity_blocks=capacity))
+    question: dict[str, Any] = {"model": "llama", "hashes": [1], "block_size": BLOCK, "prompt_tokens": 2_400}
+    answer = api.post("/v1/placements", json=question)
+    assert answer.status_code == 422 and '["body","prompt_tokens"]' in answer.text
+    assert (
+        "2400 tokens does not fit into the KV memory of any instance of 'llama'; 2399 tokens do"
+        in answer.text
+    )
+    assert api.post("/v1/placements", json={**question, "prompt_tokens": 2_399}).status_code == 200
+    answer = api.post("/v1/placements", json={**question, "exclude": ["p1"]})
+    assert answer.status_code == 503
+    assert "p1 (failed this request before); the prompt of 2400 tokens does not fit" in answer.text
+
+
+def test_answers_with_objectives_without_end_are_refused(api: TestClient) -> None:
+    body = b'{"model":"llama","token_ids":[1],"objectives":{"ttft_s":1e400}}'
+    answer = api.post("/v1/placements", content=body)
+    assert answer.status_code == 422 and "finite" in answer.text
 
 
 def test_a_body_that_is_no_json_is_422(api: TestClient) -> None:
@@ -247,6 +274,7 @@ def test_a_failure_takes_its_instance_out(api: TestClient, scheduler: Scheduler)
         ({"event": "first_token", "usage": {}}, 422, "usage belongs to the event finished"),
         ({"event": "finished", "usage": {"output_tokens": -1}}, 422, "greater than or equal to 0"),
         ({"event": "finished", "sage": {}}, 422, "sage"),
+        ({"event": "finished", "usage": {"output_tokens": 10**30}}, 422, "less than 4294967296"),
     ],
 )
 def test_bad_reports_are_refused(api: TestClient, report: dict[str, Any], status: int, said: str) -> None:

@@ -10,6 +10,7 @@ from conductor.placement import (
     ModelCard,
     NoInstanceError,
     RejectedError,
+    TooLongError,
     UnknownModelError,
 )
 from router.refusals import given_up, misconfigured, not_placed
@@ -46,6 +47,12 @@ def test_where_nobody_is_left_what_was_tried_is_told() -> None:
     assert (first.status, first.message) == (503, "No instance can take the request now: none is up")
     later = not_placed(none, "m", lambda: [], [REFUSED, SILENT])
     assert later.message.endswith("Tried 2: a: connection refused; b: no answer within 300 s")
+
+
+def test_what_will_never_fit_is_not_to_be_tried_again() -> None:
+    error = not_placed(TooLongError("it has 9 tokens"), "m", lambda: [], [])
+    assert (error.status, error.code, error.retry_after_s) == (400, "context_length_exceeded", None)
+    assert error.message == "The request is too long: it has 9 tokens. Send a shorter prompt."
 
 
 def test_the_last_failure_names_the_kind() -> None:

@@ -21,6 +21,7 @@ from conductor.placement import (
     RejectedError,
     Target,
     TokenSource,
+    TooLongError,
     UnknownModelError,
     Usage,
 )
@@ -138,6 +139,7 @@ def test_placements_arrive_without_the_segments_of_their_plans(placement: Placem
     "error",
     [
         NoInstanceError("none is up"),
+        TooLongError("too long"),
         RejectedError("full", "decode", 1.5),
         UnknownModelError("which?"),
         AnsweredError(
