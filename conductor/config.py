@@ -7,7 +7,7 @@ Precedence: flags, then ``CONDUCTOR_*`` environment variables (``__`` between le
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import (
@@ -199,6 +199,10 @@ class ModelConfig(_Section):
     pass_tokens: bool = False
 
 
+MOST_EMULATED_ENGINES: Final = 1_000
+PORTS_OF_AN_ENGINE: Final = 4
+
+
 class EmulationConfig(_Section):
     """The embedded emulated cluster: `2p2d` is two prefill and two decode instances, `4` four mixed ones."""
 
@@ -221,9 +225,23 @@ class EmulationConfig(_Section):
     @field_validator("cluster")
     @classmethod
     def _shape(cls, shape: str | None) -> str | None:
-        if shape is not None:
-            read_cluster_shape(shape)
+        if shape is not None and sum(read_cluster_shape(shape).values()) > MOST_EMULATED_ENGINES:
+            raise ValueError(
+                f"{shape!r} are too many: each emulated engine is a process, and {MOST_EMULATED_ENGINES} are the "
+                "most; conductor replay --cluster simulates larger clusters"
+            )
         return shape
+
+    @model_validator(mode="after")
+    def _ports_for_all(self) -> EmulationConfig:
+        count = sum(read_cluster_shape(self.cluster).values()) if self.cluster is not None else 0
+        last = self.base_port + PORTS_OF_AN_ENGINE * count - 1
+        if self.base_port and last > 65_535:
+            raise ValueError(
+                f"base_port: {count} engines take {PORTS_OF_AN_ENGINE} ports each; from {self.base_port} on, the "
+                f"last would be {last}; begin lower, or with 0 for free ones"
+            )
+        return self
 
 
 class LogConfig(_Section):
@@ -335,8 +353,9 @@ def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -
     if path is not None:
         try:
             content = yaml.safe_load(path.read_text()) or {}
-        except OSError as error:
-            raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            raise ConfigError(f"cannot read the configuration file {path}: {reason}") from None
         except yaml.YAMLError as error:
             raise ConfigError(f"{path} is not valid YAML: {_without_excerpt(error)}") from None
         if not isinstance(content, dict):

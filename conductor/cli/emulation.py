@@ -12,7 +12,7 @@ import structlog
 
 from conductor.cli.engine_nursery import EngineNursery, RunningEngine
 from conductor.cluster_shape import read_cluster_shape
-from conductor.config import EmulationConfig
+from conductor.config import PORTS_OF_AN_ENGINE, EmulationConfig
 from conductor.instance_config import InstanceConfig
 from conductor.placement import Role
 
@@ -112,7 +112,7 @@ class EmulatedCluster:
 def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProcess]:
     shape = read_cluster_shape(config.cluster or "")
     roles = [role for role, count in shape.items() for _ in range(count)]
-    ports = _ports(host, config.base_port, 4 * len(roles))
+    ports = _ports(host, config.base_port, PORTS_OF_AN_ENGINE * len(roles))
     counts: dict[Role, int] = {}
     engines = []
     for i, role in enumerate(roles):

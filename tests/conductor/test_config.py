@@ -78,6 +78,8 @@ def test_flags_win_over_environment_over_file_over_defaults(
         ),
         ("server: {port: 70000}", "'server.port'"),
         ("emulation: {cluster: 2p}", "'2p' is no cluster shape"),
+        ("emulation: {cluster: 600p401d}", "'600p401d' are too many: each emulated engine is a process"),
+        ("emulation: {cluster: 4p4d, base_port: 65505}", "last would be 65536; begin lower"),
         ("- a", "must hold a mapping"),
         ("a: [", "not valid YAML"),
     ],
@@ -88,6 +90,13 @@ def test_errors_name_file_key_and_remedy(tmp_path: Path, text: str, message: str
         load_config(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_bytes(b"\x91instances")
+    with pytest.raises(ConfigError, match=r"cannot read .*cluster\.yaml: it is no text in UTF-8"):
+        load_config(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
