@@ -90,7 +90,7 @@ async def test_another_instance_takes_over_before_the_first_byte(
     assert (failure.instance_id, failure.kind) == ("bad", kind)
     assert door.placements.asked[1].excluded == {"bad"}
     assert door.placements.asked[1].retry_of == "p-1"
-    assert door.placements.open_placements == 0
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
     assert good.received[0].body == bad.received[0].body
     assert door.sample("conductor_retries_total", reason=kind.value) == 1
 
@@ -170,7 +170,7 @@ async def test_all_attempts_failed_says_what_was_tried(cluster: Any, behaviour: 
     assert "Tried 3: e0: " in message and "e2: " in message and "e3" not in message
     assert response.headers["x-conductor-attempts"] == "3"
     assert [len(engine.received) for engine in engines] == [1, 1, 1, 0]
-    assert door.placements.open_placements == 0
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
 
 
 async def test_no_other_instance_left(cluster: Any) -> None:
@@ -208,9 +208,9 @@ async def test_stream_that_dies_ends_with_an_error_event(cluster: Any) -> None:
     # the client's connection is still good
     connection.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     assert (await connection.response())[0].startswith(b"HTTP/1.1 200")
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
     assert door.sample("conductor_stream_failures_total") == 1
     assert [failure.instance_id for failure in door.placements.named("failed")] == ["dying"]
-    assert door.placements.open_placements == 0
     async with openai.AsyncOpenAI(base_url=f"{door.server.url}/v1", api_key="k", max_retries=0) as client:
         messages = [{"role": "user", "content": "hi"}]
         stream = await client.chat.completions.create(model=cluster.MODEL, messages=messages, stream=True)  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ async def test_plain_response_that_dies_is_not_passed_off_as_complete(cluster: A
     connection.send(cluster.post(orjson.dumps(cluster.chat_document())))
     received = await connection.reader.read()
     assert received.endswith(b'{"id":"a"')
-    assert door.placements.open_placements == 0
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
     await connection.close()
 
 

@@ -70,11 +70,11 @@ async def test_the_second_instance_wins_and_the_first_is_cancelled(cluster: Any,
     assert response.headers["x-conductor-attempts"] == "2"
     assert response.text.endswith("data: [DONE]\n\n") if stream else response.json() == cluster.ANSWER
     await cluster.wait_until(lambda: scene.engines[0].open_connections == 0)
+    await cluster.wait_until(lambda: scene.door.placements.open_placements == 0)
     assert (scene.hedges("won"), scene.hedges("lost")) == (1, 0)
     asked = scene.door.placements.asked[-1]
     assert (asked.excluded, asked.retry_of) == ({"e0"}, None)
     assert scene.door.placements.named("cancelled") == [asked.hedge_of] == ["p-1"]
-    await cluster.wait_until(lambda: scene.door.placements.open_placements == 0)
     assert len(scene.door.placements.named("finished")) == 1
 
 

@@ -50,7 +50,7 @@ async def test_where_everything_fails_retries_add_their_part_and_no_more(cluster
     assert door.sample("conductor_retries_total", reason="error") == retried
     assert door.sample("conductor_retries_denied_total", reason="error") == 40 - retried
     assert door.sample("conductor_retry_budget", model=cluster.MODEL) < 1
-    assert door.placements.open_placements == 0
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
 
 
 async def test_the_client_is_told_when_to_come_back(cluster: Any) -> None:

@@ -111,6 +111,7 @@ async def test_the_hit_of_the_prefill_server_is_told(cluster: Any) -> None:
     await cluster.wait_until(lambda: bool(door.placements.named("prefill_finished")))
     late.set()
     assert (await asking).status_code == 200
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
     assert door.placements.named("finished")[0].cached_tokens == 11
 
 
@@ -204,6 +205,7 @@ async def test_a_refusal_reaches_the_client(cluster: Any, who: str) -> None:
     door = await cluster.door([sglang(prefill.target)], [sglang(decode.target)])
     response = await door.chat(stream=True)
     assert (response.status_code, response.content) == (400, b'{"error":{"message":"too long"}}')
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
     assert door.placements.named("cancelled") == ["p-1"]
     other = decode if who == "prefill" else prefill
     await cluster.wait_until(lambda: other.open_connections == 0)
@@ -249,6 +251,7 @@ async def test_a_prefill_that_fails_behind_the_first_byte_does_not_matter(cluste
         assert "a" in await anext(received)
         go.set()
         assert "".join([text async for text in received]).endswith("data: [DONE]\n\n")
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
     assert not door.placements.named("failed") and len(door.placements.named("finished")) == 1
 
 
@@ -260,6 +263,7 @@ async def test_a_client_that_leaves_ends_both_legs(cluster: Any) -> None:
     await cluster.wait_until(lambda: bool(prefill.received and decode.received))
     await connection.close()
     await cluster.wait_until(lambda: prefill.open_connections == 0 and decode.open_connections == 0)
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
     assert door.placements.named("cancelled") == ["p-1"]
 
 
@@ -278,7 +282,7 @@ async def test_a_decode_that_is_not_admitted_ends_both_legs(
     monkeypatch.setattr(door.placements, "prefill_finished", refuse)
     assert (await door.chat()).status_code == 429
     await cluster.wait_until(lambda: decode.open_connections == 0)
-    assert door.placements.open_placements == 0
+    await cluster.wait_until(lambda: door.placements.open_placements == 0)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
