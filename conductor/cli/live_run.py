@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -61,7 +63,22 @@ def _run(console: Console, plan: ReplayPlan, requests: list[TraceRecord]) -> lis
             failed += result.error is not None
             progress.update(task, advance=1, note=f"{failed} failed")
 
-        return asyncio.run(replay_trace(plan, requests, on_done))
+        results = asyncio.run(_unless_interrupted(replay_trace(plan, requests, on_done)))
+    if results is None:
+        raise KeyboardInterrupt
+    return results
+
+
+async def _unless_interrupted(
+    work: Coroutine[Any, Any, list[RequestResult]],
+) -> list[RequestResult] | None:
+    """None after Ctrl-C, which may come again while thousands of requests are being dropped."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
 
 
 def _print(console: Console, figures: dict[str, Any]) -> None:

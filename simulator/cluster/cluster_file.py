@@ -34,7 +34,7 @@ DEFAULT_CLASS: Final = "llama-3.1-8b-h100"
 
 _SizeField = Annotated[Size, BeforeValidator(read_size)]
 _NotNegative = Annotated[float, Field(ge=0)]
-_Count = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, Field(ge=1, le=100_000)]
 _Name = Annotated[str, Field(min_length=1)]
 _Built = TypeVar("_Built")
 

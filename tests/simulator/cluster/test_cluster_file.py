@@ -103,6 +103,7 @@ def test_parameters_belong_to_the_policy_they_were_given_for(tmp_path: Path) -> 
         ),
         ("instances: []", "'instances': List should have at least 1 item"),
         ("{}", "'instances' is required"),
+        ("instances: [{count: 100001}]", "'instances.0.count': Input should be less than or equal to 100000"),
         ("instances: [{count: 0}]", "'instances.0.count': Input should be greater than or equal to 1"),
         ("instances: [{instance_class: llama-8b-h100}]", "did you mean 'llama-3.1-8b-h100'?"),
         ("instances: [{kv_tokens: lots}]", "'instances.0.kv_tokens': 'lots' is no size; write tokens"),

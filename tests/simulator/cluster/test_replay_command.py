@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,6 +73,33 @@ def test_json_goes_to_a_file_beside_the_table(trace: Path, tmp_path: Path) -> No
     result = replay(trace, "--cluster", "2", "--json", path)
     assert "good" in result.stdout
     assert json.loads(path.read_text()) == report(trace, "--cluster", "2")
+
+
+@pytest.mark.parametrize(("file", "says"), [("none/report.json", "folder"), (".", "name a file")])
+def test_a_report_that_could_not_be_written_is_told_first(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = replay(trace, "--cluster", "2", "--json", file)
+    assert result.exit_code == 2 and says in result.output and "good" not in result.output
+
+
+def test_a_replay_over_http_ends_when_interrupted(trace: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def interrupt() -> None:
+            with silent.accept()[0]:
+                for _ in range(2):  # the second one comes before the first is dealt with
+                    os.kill(os.getpid(), signal.SIGINT)
+                ended.wait(30)
+
+        ended = threading.Event()
+        user = threading.Thread(target=interrupt)
+        user.start()
+        result = replay(trace, "--url", f"http://127.0.0.1:{silent.getsockname()[1]}", "--model", "m")
+        ended.set()
+        user.join()
+    assert result.exit_code == 130 and "interrupted: the replay has no results" in result.output
 
 
 def test_what_no_scheduler_can_exceed_stands_beside(trace: Path) -> None:
