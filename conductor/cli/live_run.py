@@ -63,13 +63,13 @@ def _run(console: Console, plan: ReplayPlan, requests: list[TraceRecord]) -> lis
             failed += result.error is not None
             progress.update(task, advance=1, note=f"{failed} failed")
 
-        results = asyncio.run(_unless_interrupted(replay_trace(plan, requests, on_done)))
+        results = asyncio.run(unless_interrupted(replay_trace(plan, requests, on_done)))
     if results is None:
         raise KeyboardInterrupt
     return results
 
 
-async def _unless_interrupted(
+async def unless_interrupted(
     work: Coroutine[Any, Any, list[RequestResult]],
 ) -> list[RequestResult] | None:
     """None after Ctrl-C, which may come again while thousands of requests are being dropped."""
