@@ -59,7 +59,7 @@ class Registration(_Body):
     tenant_id: str | None = None
     instance_id: Annotated[str, Field(min_length=1)]
     block_size: BlockSize
-    dp_rank: Annotated[int, Field(ge=0)] = 0
+    dp_rank: Annotated[int, Field(ge=0, lt=65_536)] = 0
     topic: str = ""
     lmcache_servers: list[str] = []
     admin_endpoint: Annotated[str, Field(pattern=r"^http://[^*\s/]+:\d+$")] | None = None
@@ -70,6 +70,9 @@ class Registration(_Body):
         scheme = "http" if self.type == "TensorRT-LLM" else "tcp"
         if not self.endpoint.startswith(scheme):
             raise ValueError(f"the endpoint of a {self.type} engine must be {scheme}://host:port")
+        for endpoint in (self.endpoint, self.replay_endpoint, self.admin_endpoint):
+            if endpoint is not None and not 0 < int(endpoint.rpartition(":")[2]) < 65_536:
+                raise ValueError(f"the port of {endpoint} is not from 1 to 65535")
         if self.admin_endpoint is not None and self.type != "Mooncake":
             raise ValueError(f"admin_endpoint is for type Mooncake, not {self.type}")
         return self
@@ -95,7 +98,7 @@ class Removal(_Body):
 
     instance_id: Annotated[str, Field(min_length=1)]
     tenant_id: str | None = None
-    dp_rank: Annotated[int, Field(ge=0)] | None = None
+    dp_rank: Annotated[int, Field(ge=0, lt=65_536)] | None = None
 
 
 class HashQuery(LookupQuery):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.logs import configure_logs
+from conductor.cli.stop_signals import on_stop_signal
 from conductor.config import Config, load_config
 
 
@@ -34,8 +34,7 @@ def emulate(
 async def _run(config: Config) -> None:
     engines = EmulatedCluster(config.emulation, log_level=config.log.level)
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    on_stop_signal(stop.set)
     await engines.start()
     try:
         sections = [{"id": i.id, "url": i.url, "role": str(i.role)} for i in engines.instances()]

@@ -28,6 +28,7 @@ from conductor.cli.front_door_options import engine_context, reload_certificate,
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
 from conductor.cli.start_up import without_collections
+from conductor.cli.stop_signals import on_stop_signal
 from conductor.config import Config, load_config
 from conductor.index_metrics import IndexCollector, RegistrationCollector
 from conductor.index_registrations import RegistrationBook
@@ -72,8 +73,7 @@ def index(
 
 async def _serve(config: Config) -> None:
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    on_stop_signal(stop.set)
     async with AsyncExitStack() as stack:
         tls, to_engines = server_tls(config.server.tls), engine_context(config.routing.engine_tls)
         keys = make_rest_ring(config, os.environ)

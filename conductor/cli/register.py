@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import signal
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -16,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from conductor.cli.logs import configure_logs
+from conductor.cli.stop_signals import on_stop_signal
 from conductor.configuration_faults import ConfigError, explain
 from conductor.instance_config import InstanceConfig
 
@@ -113,8 +113,7 @@ async def _keep_registered(
 ) -> None:
     """Until a signal; then the instance is drained everywhere."""
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    on_stop_signal(stop.set)
     headers = {"authorization": f"Bearer {token}"} if token else {}
     async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=max(1.0, ttl_s / 3)) as http:
         places = [

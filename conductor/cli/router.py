@@ -23,6 +23,7 @@ from conductor.cli.front import cannot_listen
 from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
 from conductor.cli.logs import configure_logs
 from conductor.cli.start_up import without_collections
+from conductor.cli.stop_signals import on_stop_signal
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker import make_router_services
 from conductor.config import Config, load_config
@@ -86,8 +87,7 @@ def _address(text: str) -> Conductor:
 async def _serve(config: Config, addresses: list[Conductor]) -> None:
     assert config.server.admin_token is not None
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    on_stop_signal(stop.set)
     clock = time.monotonic
     conductors = Conductors(addresses, config.server.admin_token.get_secret_value(), clock, Random())
     conductors.start()

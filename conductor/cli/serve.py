@@ -45,6 +45,7 @@ from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_desk import open_router_desk
 from conductor.cli.router_services import make_services, tokenizer_folders
 from conductor.cli.shared_services import join_shared_state
+from conductor.cli.stop_signals import on_stop_signal
 from conductor.cli.tier_services import make_planning, make_runner, start_runner
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
@@ -145,8 +146,7 @@ def _given(**values: Any) -> dict[str, Any]:
 async def _serve(config: Config) -> None:
     """Bring everything up in order, wait for a signal, take it down in reverse."""
     stop = asyncio.Event()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    on_stop_signal(stop.set)
     clock = time.monotonic
     async with AsyncExitStack() as stack:
         instances = list(config.instances)

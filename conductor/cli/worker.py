@@ -24,6 +24,7 @@ from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.front_door_options import cors_policy, engine_context, reload_certificate, server_tls
 from conductor.cli.logs import configure_logs
 from conductor.cli.start_up import without_collections
+from conductor.cli.stop_signals import on_stop_signal
 from conductor.cli.tracing import start_tracing
 from conductor.front_door_config import FrontDoorConfig
 from router.api_keys import KeyRing
@@ -59,8 +60,7 @@ async def _work(number: int, conductor: str, listening: socket.socket) -> int:
     """Serve until a signal, or until the conductor is gone; the exit code."""
     stop = asyncio.Event()
     parent = os.getppid()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    on_stop_signal(stop.set)
     try:
         client = await connect(conductor, number, os.getpid())
         setup = await client.welcomed

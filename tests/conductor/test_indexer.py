@@ -169,6 +169,22 @@ def test_unregistering_forgets(api: TestClient, engine: KvPublisher) -> None:
             },
             "must be http://host:port",
         ),
+        (
+            "/register",
+            {"endpoint": "tcp://x:65536", "modelname": "m", "instance_id": "a", "block_size": 16},
+            "the port of tcp://x:65536 is not from 1 to 65535",
+        ),
+        (
+            "/register",
+            {
+                "endpoint": "tcp://x:1",
+                "modelname": "m",
+                "instance_id": "a",
+                "block_size": 16,
+                "dp_rank": 10**30,
+            },
+            "dp_rank",
+        ),
         ("/query", {"model": "m", "token_ids": [1, -1]}, "token_ids"),
         ("/query", {"token_ids": [1]}, "model"),
         ("/query_by_hash", {"model": "m", "seq_hashes": [2**64]}, "seq_hashes"),
