@@ -43,7 +43,7 @@ class InstanceConfig(BaseModel):
     protocol: str = "vllm-nixl"
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] = 8998
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
-    block_size: Annotated[int, Field(gt=0, le=1 << 20)] | None = None
+    block_size: Annotated[int, Field(gt=0, le=65_536)] | None = None
     location: str = ""
     fetches_from_peers: bool = False
     streams_layers: bool = False

@@ -217,7 +217,7 @@ def test_putting_a_draining_instance_brings_it_back(api: TestClient, scheduler: 
         ({**BODY, "location": "a//b"}, "site/zone/rack/node"),
         ({**BODY, "ranks": 0}, "ranks"),
         ({**BODY, "ranks": 10**9}, "less than or equal to 1024"),
-        ({**BODY, "block_size": 10**30}, "less than or equal to 1048576"),
+        ({**BODY, "block_size": 10**30}, "less than or equal to 65536"),
         ({"url": "http://x:99999"}, "'http://x:99999': Port out of range"),
         ({"url": "http://x:0"}, "no engine listens on port 0"),
         ({**BODY, "kv_events": []}, "0 entries for 1 ranks"),
