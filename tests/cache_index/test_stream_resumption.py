@@ -58,7 +58,7 @@ def test_a_later_process_goes_on_exactly_where_the_earlier_stopped(
     later.follow(engine)
     assert later.blocks(0, 1, 2) == 3
     assert (later.stats().state, later.stats().batches, later.stats().last_seq) == ("warm", 1, 3)
-    assert engine.requests == [0, 2]
+    assert engine.requests[:2] == [0, 2]  # a confirmation may follow
     engine.publish({"type": "BlockRemoved", "block_hashes": [100], "medium": "GPU"})
     engine.publish(stored(103, 3, 102))
     wait_for(lambda: later.blocks(0, 1, 2, 3) == 4)
@@ -113,7 +113,7 @@ def test_a_stream_that_means_something_else_begins_anew(
     later.follow(engine, tenant="other")
     assert later.blocks(1) == 0
     assert later.stats().state == "warm"
-    assert engine.requests == [0, 0]
+    assert engine.requests[:2] == [0, 0]
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["never added", "added without its engine"])
@@ -146,7 +146,7 @@ def test_what_is_forgotten_is_not_resumed(feed: Feed, engines: Make, restarted: 
     getattr(later.source, forget)(HOLDER)
     assert later.blocks(1) == 0
     later.follow(engine)
-    assert engine.requests == [0, 0]
+    assert engine.requests[:2] == [0, 0]
     assert later.blocks(1) == 1
 
 
