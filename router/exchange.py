@@ -212,7 +212,10 @@ class Exchange:
         if self._account is not None:
             self._grant = self._account.enter(self.started_s)
         self._terms = parse_terms(self._headers, self._key)
-        request = parse_inference(self.endpoint, self.body, self.services.only_model)
+        services = self.services
+        request = parse_inference(
+            self.endpoint, self.body, services.only_model, read=services.known_bodies.read
+        )
         if self._key is not None:
             self._key.check_model(request.model)
         if self.trace is not None:

@@ -107,14 +107,19 @@ class InferenceRequest:
 
 
 def parse_inference(
-    endpoint: Endpoint, body: bytes | bytearray, only_model: Callable[[], str] | None = None
+    endpoint: Endpoint,
+    body: bytes | bytearray,
+    only_model: Callable[[], str] | None = None,
+    *,
+    read: Callable[[bytes | bytearray], Any] = orjson.loads,
 ) -> InferenceRequest:
     """Check what the router relies on; the rest is the engine's to judge. Raises RequestError (400).
 
     ``only_model`` names the one model that is served here, for APIs whose requests need not; it may raise the same.
+    ``read`` parses as ``orjson.loads`` does.
     """
     try:
-        document = orjson.loads(body)
+        document = read(body)
     except orjson.JSONDecodeError as error:
         message = (
             f"The request body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno} "

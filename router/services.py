@@ -26,6 +26,7 @@ from conductor.placement import (
 from router.api_keys import KeyRing
 from router.cors import CorsPolicy
 from router.hedging import FirstBytes
+from router.known_bodies import KnownBodies
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
 from router.picks import Picks
@@ -110,6 +111,7 @@ class RouterServices:
         if keys is not None:
             self.metrics.registry.register(TenantMetrics(keys.tenants))
         self.tokens = tokens or TokenService(metrics=self.metrics)
+        self.known_bodies = KnownBodies()
         self.clock = clock
         self.pool = UpstreamPool(
             connect_timeout_s=settings.connect_timeout_s,
