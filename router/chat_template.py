@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
 
+from router.chat_memory import FEWEST_MESSAGES, ChatMemory
 from router.chat_messages import template_message, template_tools
 from router.errors import TokenizationError
+from router.message_loop import MessageLoops
 from router.template_environment import template_environment
+from router.template_turns import NotPlainError
 
+_SEEN_BYTES = 32 * 1024 * 1024
 _MARK = "END_OF_THE_FINAL_MESSAGE "  # found again in what the template makes of it; the space shows trimming
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Messages of a request, and what the template sees of them."""
+
+    given: list[Any]
+    messages: list[dict[str, Any]]
+
+    @property
+    def cost_bytes(self) -> int:
+        pairs = zip(self.given, self.messages, strict=True)
+        return sum(len(seen["content"]) for given, seen in pairs if given is not seen)
 
 
 class ChatTemplate:
@@ -25,8 +43,10 @@ class ChatTemplate:
                 self._template.globals
             )  # a chain of maps is slow to copy, once a render
             tree = environment.parse(source)
+            self._of_long = _of_long_chats(environment, source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error
+        self._seen: ChatMemory[_Seen] = ChatMemory(_SEEN_BYTES)
         self._special_tokens = special_tokens
         self._keeps_parts = _iterates_content(tree)
 
@@ -36,7 +56,11 @@ class ChatTemplate:
         generation_prompt = document.get("add_generation_prompt")
         final = ""
         try:
-            messages = [template_message(message, self._keeps_parts) for message in document["messages"]]
+            given, template = document["messages"], self._template
+            if self._of_long is None or continued or len(given) < FEWEST_MESSAGES:
+                messages = self._messages(given)
+            else:
+                messages, template = self._messages_of_long(given), self._of_long
             if continued:
                 messages[-1] = dict(messages[-1])  # which may be the client's own
                 final = _mark_final(messages[-1])
@@ -48,10 +72,30 @@ class ChatTemplate:
                 "add_generation_prompt": not continued if generation_prompt is None else generation_prompt,
                 **(document.get("chat_template_kwargs") or {}),
             }
-            text = self._template.render(variables)
+            text = template.render(variables)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TokenizationError(f"the chat template failed: {error}") from error
         return _cut_at_mark(text, final) if continued else text
+
+    def _messages(self, given: list[Any]) -> list[dict[str, Any]]:
+        return [template_message(message, self._keeps_parts) for message in given]
+
+    def _messages_of_long(self, given: list[Any]) -> list[dict[str, Any]]:
+        """Of a chat's new turn, all but the new ones are the same objects as before."""
+        before, known = self._seen.find(given)
+        messages = self._messages(given[known:])
+        if before is not None:
+            messages = before.messages[:known] + messages
+        self._seen.keep(given, _Seen(given, messages))
+        return messages
+
+
+def _of_long_chats(environment: jinja2.Environment, source: str) -> jinja2.Template | None:
+    """The template that remembers what it wrote; None where that might be another text the next time."""
+    try:
+        return MessageLoops(environment, source).template
+    except NotPlainError:
+        return None
 
 
 def _mark_final(message: dict[str, Any]) -> str:

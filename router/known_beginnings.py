@@ -6,7 +6,6 @@ import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import AnyStr
 
 _ENTRY_BYTES = 400  # of a dictionary's slot, a link of the order, and the heads of six objects
 _END_BYTES = 2 * 40  # of a segment's two ends
@@ -62,7 +61,9 @@ class KnownBeginnings:
         self._kept.move_to_end(name)
         ends = kept.text_ends
         # The last segment of a text grows with the next turn, so all but that one are most often the same.
-        segments = common_pieces(text, kept.text, ends[:-1])
+        segments = len(ends) - 1
+        if not text.startswith(kept.text[: ends[segments - 1]]):
+            segments = _common(text, kept.text, ends)
         while segments and not text.startswith(self._separator, ends[segments - 1]):
             segments -= 1  # it goes on differently
         if not segments:
@@ -101,12 +102,10 @@ class KnownBeginnings:
             self.kept_bytes -= sys.getsizeof(name) + kept.cost_bytes
 
 
-def common_pieces(text: AnyStr, kept: AnyStr, ends: list[int]) -> int:
-    """With how many pieces of ``kept``, which end there, the text begins; most often that is all of them."""
-    if not ends or text.startswith(kept[: ends[-1]]):
-        return len(ends)
+def _common(text: str, kept: str, ends: list[int]) -> int:
+    """How many segments of ``kept`` the text begins with: looks at what is not decided in halves."""
     same, possible = 0, len(ends) - 1
-    while same < possible:  # looks at what is not decided in halves
+    while same < possible:
         middle = (same + possible + 1) // 2
         start = ends[same - 1] if same else 0
         if text.startswith(kept[start : ends[middle - 1]], start):

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import orjson
-
-from router.known_beginnings import common_pieces
 
 LONG_BYTES = 16_384  # of a body that is worth it
 MAX_BYTES = 64 * 1024 * 1024
@@ -37,7 +37,7 @@ _raw_messages = msgspec.json.Decoder(_Chat)
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """``body`` up to where its last message ends; each of them as parsed, and where they begin and end."""
+    """A body, where its messages begin and each of them ends, and they as parsed."""
 
     body: bytes
     start: int
@@ -80,10 +80,10 @@ class KnownBodies:
 
     def _find(self, body: bytes) -> tuple[_Known | None, int]:
         """A body that begins alike, and how many messages the two have in common."""
-        size = _half_of(body)
+        size = _half_of(len(body))
         while size >= LONG_BYTES:
             known = self._kept.get(_name(body, size))
-            if known is not None and (common := common_pieces(body, known.body, known.ends)):
+            if known is not None and (common := bisect_right(known.ends, _same_bytes(body, known.body))):
                 self._kept.move_to_end(_name(body, size))
                 return known, common
             size //= 2
@@ -110,8 +110,12 @@ class KnownBodies:
         except msgspec.MsgspecError:
             return
         if known is None:
-            start = body.find(raws[0]) if raws else -1  # elsewhere than in the messages, no mark will turn up
-            ends = [start + len(raws[0])] if raws else []
+            if not raws:
+                return
+            start = body.find(raws[0][:_NAME_BYTES])  # elsewhere than in the messages, no mark will turn up
+            if not body.startswith(raws[0], start):
+                return
+            ends = [start + len(raws[0])]
         else:
             start, ends = known.start, known.ends[:common]
         for raw in raws[1:]:
@@ -119,10 +123,10 @@ class KnownBodies:
             if between is None or not body.startswith(raw, between.end()):
                 return
             ends.append(between.end() + len(raw))
-        if not ends or len(ends) != len(messages):
+        if len(ends) != len(messages):
             return
-        kept = _Known(body[: ends[-1]], start, ends, list(messages))
-        size = _half_of(kept.body)
+        kept = _Known(body, start, ends, list(messages))
+        size = _half_of(ends[-1])
         if size < LONG_BYTES or kept.cost_bytes > self._max_bytes:
             return
         name = _name(body, size)
@@ -138,11 +142,19 @@ class KnownBodies:
             self.kept_bytes -= known.cost_bytes
 
 
-def _half_of(body: bytes) -> int:
-    """The greatest power of two that is not above its length."""
-    return 1 << (len(body).bit_length() - 1)
+def _half_of(size: int) -> int:
+    """The greatest power of two that is not above it."""
+    return 1 << (size.bit_length() - 1)
 
 
 def _name(body: bytes, size: int) -> bytes:
-    """Bytes behind which a body has at least as many again."""
+    """Bytes behind which a body has at most as many again."""
     return b"%d %b" % (size, body[size - _NAME_BYTES : size])
+
+
+def _same_bytes(one: bytes, other: bytes) -> int:
+    """How many bytes the two begin with alike."""
+    size = min(len(one), len(other))
+    unlike = np.frombuffer(one, np.uint8, size) != np.frombuffer(other, np.uint8, size)
+    place = int(unlike.argmax())
+    return place if unlike[place] else size
