@@ -12,7 +12,7 @@ from router.chat_memory import FEWEST_MESSAGES, ChatMemory
 from router.chat_messages import template_message, template_tools
 from router.errors import TokenizationError
 from router.message_loop import MessageLoops
-from router.template_environment import template_environment
+from router.template_environment import rendered, template_environment
 from router.template_turns import NotPlainError
 
 _SEEN_BYTES = 32 * 1024 * 1024
@@ -72,7 +72,7 @@ class ChatTemplate:
                 "add_generation_prompt": not continued if generation_prompt is None else generation_prompt,
                 **(document.get("chat_template_kwargs") or {}),
             }
-            text = template.render(variables)
+            text = rendered(template, variables)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TokenizationError(f"the chat template failed: {error}") from error
         return _cut_at_mark(text, final) if continued else text

@@ -19,6 +19,7 @@ from jinja2 import nodes
 from jinja2.meta import find_undeclared_variables
 
 from router.chat_memory import ChatMemory
+from router.template_environment import rendered
 from router.template_turns import KNOWN, NotPlainError, Turns
 
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -86,9 +87,9 @@ class MessageLoops:
         tree = nodes.Template([new])
         tree.set_lineno(loop.lineno).set_environment(self._environment)
         read = sorted(find_undeclared_variables(tree) - {_NEW, KNOWN})
-        write = partial(
-            self._write, len(functions), self._environment.from_string(tree), read, turns.asks_for_last
-        )
+        template = self._environment.from_string(tree)
+        template.globals = dict(template.globals)
+        write = partial(self._write, len(functions), template, read, turns.asks_for_last)
         name = f"_write_messages_{len(functions)}"
         functions[name] = write
         arguments = [loop.iter, *(nodes.Name(each, "load") for each in read)]
@@ -115,8 +116,7 @@ class MessageLoops:
         elif kept is not None and asks_for_last and known == len(kept.ends):
             known -= 1  # which was the last one then
         variables = dict(zip(read, values, strict=True)) | {_NEW: messages[known:], KNOWN: known}
-        context = template.new_context(variables)
-        parts = "".join(template.root_render_func(context)).split(_END_OF_TURN)[:-1]
+        parts = rendered(template, variables).split(_END_OF_TURN)[:-1]
         if not known:
             text, ends = "".join(parts), list(accumulate(map(len, parts)))
         else:

@@ -11,7 +11,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -104,6 +104,26 @@ class _Environment(ImmutableSandboxedEnvironment):
             if value is not None and not callable(value):
                 return value
         return super().getattr(obj, attribute)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Jinja's own, which first finds out that these are functions like any other."""
+        if __obj is Namespace or __obj is _raise_exception:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+def rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    """As Jinja's own ``render``, but that errors keep the lines of the compiled template."""
+    context = Context(
+        template.environment,
+        {**template.globals, **variables},
+        template.name,
+        template.blocks,
+        template.globals,
+    )
+    return "".join(template.root_render_func(context))
 
 
 def _tojson(
