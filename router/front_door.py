@@ -43,6 +43,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.active = None
         self._lingering: asyncio.TimerHandle | None = None
+        self._idle_since_s: float | None = None
         self._undelivered_bytes = 0  # read since the parser last delivered a head or a part of a body
         self._without_upgrade: bytes | None = None  # the head of a request that also offers another protocol
         transport.set_write_buffer_limits(self.services.settings.client_buffer_bytes)
@@ -53,7 +54,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         active = self.active
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         self.pipeline.clear()
         if self._lingering is not None:
             self._lingering.cancel()
@@ -67,7 +69,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering is not None:
             return
-        self._unset_keepalive_if_required()
+        self._idle_since_s = None
         self._undelivered_bytes += len(data)
         try:
             self._parse(data)
@@ -189,6 +191,32 @@ class FrontDoorProtocol(HttpToolsProtocol):
         else:
             self.active = cycle
             super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but for its timer: that is wound when it has run down, not by every request."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._watch_idle(self.timeout_keep_alive)
+
+    def _watch_idle(self, delay_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(delay_s, self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self._idle_since_s is None:
+            return  # busy: the end of its response winds the timer
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._watch_idle(left_s)
+        else:
+            self.timeout_keep_alive_handler()
 
     def exchange_finished(self, exchange: Exchange) -> None:
         """The response is written. What follows on this connection can begin."""
