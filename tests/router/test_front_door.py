@@ -224,6 +224,25 @@ async def test_connection_close_and_http_1_0(cluster: Any, version: str) -> None
     await connection.close()
 
 
+async def test_connections_are_closed_when_they_were_idle_for_long(cluster: Any) -> None:
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        if len(engine.received) > 1:
+            await asyncio.sleep(0.6)
+        writer.write(cluster.json_response(b"{}"))
+
+    engine = await cluster.engine(respond=respond)
+    door = await cluster.door([engine], keep_alive_timeout_s=0.4)
+    connection = await door.connect()
+    loop = asyncio.get_running_loop()
+    for _ in range(2):  # the second one takes longer, and is not idle
+        connection.send(cluster.post(orjson.dumps(cluster.chat_document())))
+        assert (await connection.response())[1] == b"{}"
+    since_s = loop.time()
+    assert await asyncio.wait_for(connection.reader.read(), 20) == b""
+    assert loop.time() - since_s > 0.35
+    await connection.close()
+
+
 async def test_close_delimited_response_closes_the_clients_connection(cluster: Any) -> None:
     async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + b'{"a":1}')
