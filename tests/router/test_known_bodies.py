@@ -60,6 +60,32 @@ def test_any_bytes_that_begin_alike(changes: list[tuple[int, list[str]]]) -> Non
         assert read(known, body) == whole(body)
 
 
+ONE, TWO, OTHER = (f'{{"role":"user","content":"{text}"}}' for text in ("hello", "what?", "where"))
+
+
+@pytest.mark.parametrize("before", [f'{{"messages":[{ONE},{TWO}', f'{{"x":[{ONE},1],"messages":[{ONE},{TWO}'])
+@pytest.mark.parametrize(
+    "ends", [("],'messages':[1,2]}", "]}"), ("]}", "],'messages':[1]}"), ("]}", "],'messages':7}")]
+)
+@pytest.mark.parametrize("name", ["messages", "\\u006dessages"])
+def test_messages_that_are_said_twice(before: str, ends: tuple[str, str], name: str) -> None:
+    known = KnownBodies()
+    for end in (*ends, *ends):
+        body = (before + end.replace("'messages'", f'"{name}"')).encode()
+        assert read(known, body) == whole(body)
+
+
+def test_messages_that_are_said_twice_almost_alike() -> None:
+    known = KnownBodies()
+    for body in (
+        f'{{"messages":[{ONE},{TWO}],"messages":[{ONE},{OTHER}]}}',
+        f'{{"messages":[{ONE},{TWO}],"n":1}}',
+        f'{{"messages":[{ONE},{TWO}],"messages":[{OTHER}]}}',
+        f'{{"messages":[{ONE},{TWO},{OTHER}]}}',
+    ):
+        assert read(known, body.encode()) == whole(body.encode())
+
+
 @given(st.randoms(use_true_random=False), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")]))
 def test_chats_that_grow_and_branch(randoms: random.Random, separators: tuple[str, str]) -> None:
     known = KnownBodies()
