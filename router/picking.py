@@ -114,7 +114,7 @@ async def pick(services: RouterServices, given: GatewayRequest) -> Picked:
         request_id = client_request_id(given.headers) or services.new_request_id()
         if endpoint is None:
             return await _pick_any(services, given, request_id, grant)
-        request = parse_inference(endpoint, given.body, services.only_model)
+        request = parse_inference(endpoint, given.body, services.only_model, read=services.known_bodies.read)
         if key is not None:
             key.check_model(request.model)
         prompt = await prompt_of(services, request)
