@@ -6,7 +6,8 @@ on. With ``--traces`` the directory of Mooncake's published traces: 5,860 blocks
 and the synthetic trace. Generated workloads get room for a tenth of their blocks.
 
 Then the first workload's first requests are simulated on the shipped cluster h100-4-tiers with the tier planner off
-and on, and the planner's CPU time is taken at 1,000 instances, whose host tiers are full.
+and on, and the planner's CPU time is taken at 1,000 instances, whose host tiers are full: chats fill them, what is
+ordered is carried out, and engines drop what was used longest ago where that is not enough.
 
 With ``--hints`` something else is measured: what it brings when each request tells whether its prompt will be used
 again, and is right about that more or less often. The model is told the hints as kinds of requests, not what they
@@ -31,7 +32,8 @@ import numpy as np
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
 
-from cache_index import Holder, Namespace, Tier
+from cache_index import CacheIndex, Holder, Namespace, Tier
+from conductor.actions import ActionKind, TierAction
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.placement import Objectives, Usage
 from conductor.policies import make_policy
@@ -59,7 +61,8 @@ TRACE_BLOCKS = 5_860  # of a node's DRAM
 TRACES = ("conversation_trace", "synthetic_trace")
 LRU_IS_BEST = ("generated api", "generated burst")  # no gap to close
 HINTS_RIGHT = (0.6, 0.7, 0.8, 0.9, 1.0)
-CHATS_FROM_S = 300.0
+HOST_BLOCKS, FEW_HOST_BLOCKS = 200, 60  # of each of the instances for which plans are timed
+FILLED_BY = 0.25  # requests a block: chats have six blocks, some of which are there already
 GENERATED = ("chat", "coding", "agent", "rag", "api", "burst")
 
 
@@ -211,9 +214,52 @@ def simulated(workload: Workload, requests: int, *, plans: bool) -> dict[str, fl
     return {"mean_ttft_s": round(ttft["avg"] / 1e3, 4), "p90_ttft_s": round(ttft["p90"] / 1e3, 4)}
 
 
-def planner_cores(instances: int, most_requests_per_s: float, seconds: int) -> tuple[float, float]:
-    """CPU seconds a second that plans take, and requests a second: chats over instances with full host tiers."""
-    host_blocks = 500
+class HostTiers:
+    """What engines do: keep what they compute, drop what was used longest ago when full, drop what is ordered."""
+
+    def __init__(self, index: CacheIndex, namespace: Namespace, capacity_blocks: int) -> None:
+        self._index = index
+        self._namespace = namespace
+        self._capacity_blocks = capacity_blocks
+        self._kept: dict[str, OrderedDict[int, None]] = {}
+
+    def store(self, instance_id: str, hashes: Sequence[int]) -> None:
+        kept = self._kept.setdefault(instance_id, OrderedDict())
+        new = [block for block in hashes if block not in kept]
+        for block in reversed(hashes):  # ends go before beginnings
+            kept[block] = None
+            kept.move_to_end(block)
+        gone = [kept.popitem(last=False)[0] for _ in range(len(kept) - self._capacity_blocks)]
+        holder = Holder(instance_id)
+        self._index.store(holder, Tier.HOST, self._namespace, np.array(new, np.uint64))
+        self._index.remove(holder, Tier.HOST, self._namespace, np.array(gone, np.uint64))
+
+    def carry_out(self, action: TierAction) -> None:
+        if action.kind is not ActionKind.EVICT or action.prefix is None:
+            return
+        kept = self._kept[action.target.holder.instance_id]
+        asked = action.prefix.hashes[action.start : action.stop].tolist()
+        gone = [block for block in asked if kept.pop(block, 0) is None]
+        self._index.remove(action.target.holder, Tier.HOST, self._namespace, np.array(gone, np.uint64))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerTime:
+    requests_per_s: float
+    cores: float  # CPU seconds a second
+    drops_per_s: float  # orders to drop: tiers were full
+
+
+def chats_at_rate(requests: int, requests_per_s: float) -> list[TraceRecord]:
+    """At even times, from the middle of a workload twice as long: at its ends there are few sessions."""
+    middle = generate("chat", 2 * requests, requests_per_s, seed=1)[requests // 2 :][:requests]
+    return [
+        msgspec.structs.replace(each, arrival_s=number / requests_per_s) for number, each in enumerate(middle)
+    ]
+
+
+def planner_time(instances: int, requests_per_s: float, host_blocks: int, seconds: int) -> PlannerTime:
+    """Of chats over instances, in the ``seconds`` after their host tiers have filled."""
     cluster = ClusterSpec(
         tuple(
             replace(each, tier_tokens={Tier.HOST: host_blocks * BLOCK_TOKENS})
@@ -221,34 +267,31 @@ def planner_cores(instances: int, most_requests_per_s: float, seconds: int) -> t
         )
     )
     scheduler = make_scheduler(cluster, make_policy("least_loaded"), Objectives())
-    index = scheduler.index
     planner = TierPlanner(
-        scheduler.cluster, index, sites_of(cluster), can_do, PlannerSettings(), id_prefix="t"
+        scheduler.cluster, scheduler.index, sites_of(cluster), can_do, PlannerSettings(), id_prefix="t"
     )
     scheduler.on_placed = planner.placed
-    namespace = Namespace(MODEL, BLOCK_TOKENS)
-    # From the middle of a long workload: at its ends there are few sessions.
-    records = [
-        msgspec.structs.replace(record, arrival_s=record.arrival_s - CHATS_FROM_S)
-        for record in generate("chat", round(600 * most_requests_per_s), most_requests_per_s, seed=1)
-        if CHATS_FROM_S <= record.arrival_s < CHATS_FROM_S + seconds
-    ]
+    tiers = HostTiers(scheduler.index, Namespace(MODEL, BLOCK_TOKENS), host_blocks)
+    filling = round(FILLED_BY * instances * host_blocks)
+    fill_s = filling / requests_per_s
+    records = chats_at_rate(filling + round(seconds * requests_per_s), requests_per_s)
     asked = requests_at(records, Load()).requests
-    # Full tiers: blocks of prompts that nobody remembers.
-    filler = np.arange(1, host_blocks + 1, dtype=np.uint64) << np.uint64(20)
-    for number, spec in enumerate(cluster.instances):
-        index.store(Holder(spec.name), Tier.HOST, namespace, filler + np.uint64(number))
-    next_s, cpu_ns = 1.0, 0
+    next_s, cpu_ns, timed, dropped = 1.0, 0, 0, 0
     for request in asked:
         while request.arrival_s >= next_s:
             begun_ns = time.thread_time_ns()
-            planner.plan(next_s)
-            cpu_ns += time.thread_time_ns() - begun_ns
+            actions = planner.plan(next_s)
+            if next_s > fill_s:
+                cpu_ns += time.thread_time_ns() - begun_ns
+                dropped += sum(action.kind is ActionKind.EVICT for action in actions)
+            for action in actions:
+                tiers.carry_out(action)
             next_s += 1.0
+        timed += request.arrival_s > fill_s
         placement = scheduler.place(placement_request(request), request.arrival_s)
-        index.store(Holder(placement.prefill.instance_id), Tier.HOST, namespace, request.hashes)
+        tiers.store(placement.prefill.instance_id, request.hashes.tolist())
         scheduler.finished(placement.placement_id, request.arrival_s, Usage(request.prompt_tokens, 1, 0))
-    return cpu_ns / 1e9 / max(next_s - 1.0, 1.0), len(asked) / seconds
+    return PlannerTime(timed / seconds, cpu_ns / 1e9 / seconds, dropped / seconds)
 
 
 def print_hinted(results: Sequence[dict[str, Any]], as_json: bool) -> None:
@@ -272,6 +315,14 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--quick", action="store_true", help="one workload, LRU and Belady only")
+    parser.add_argument(
+        "--requests-per-s",
+        type=float,
+        nargs="+",
+        default=[200.0],
+        metavar="RATE",
+        help="at which the planner is timed (%(default)s)",
+    )
     parser.add_argument("--hints", action="store_true", help="only what hints of reuse would bring")
     options = parser.parse_args()
     workloads = traces(options.traces, options.quick) if options.traces else []
@@ -291,9 +342,22 @@ def main() -> None:
     }
     for name in ("mean_ttft_s", "p90_ttft_s"):
         results[0][name] = {when: figures[name] for when, figures in times.items()}
-    cores, requests_per_s = planner_cores(1_000, 200.0, 20 if options.quick else 60)
-    results[0]["planner_cores_1000_instances"] = round(cores, 4)
-    results[0]["planner_requests_per_s"] = round(requests_per_s)
+    plans = [
+        planner_time(
+            1_000, rate, FEW_HOST_BLOCKS if options.quick else HOST_BLOCKS, 10 if options.quick else 60
+        )
+        for rate in options.requests_per_s
+    ]
+    results[0]["planner_cores_1000_instances"] = round(plans[0].cores, 4)
+    results[0]["planner_requests_per_s"] = round(plans[0].requests_per_s)
+    results[0]["planner"] = [
+        {
+            "requests_per_s": round(each.requests_per_s),
+            "cores": round(each.cores, 4),
+            "drops_per_s": round(each.drops_per_s),
+        }
+        for each in plans
+    ]
     if options.json:
         print(json.dumps({"benchmark": "tiers", **results[0], "results": results}))
         return
@@ -313,10 +377,11 @@ def main() -> None:
     for name in ("mean_ttft_s", "p90_ttft_s"):
         off, on = first[name]["off"], first[name]["on"]
         print(f"{name} of its first {few} requests, simulated: planner off {off}, on {on}")
-    print(
-        f"planner at 1,000 instances and {first['planner_requests_per_s']} requests/s: "
-        f"{first['planner_cores_1000_instances']:.3f} of a core"
-    )
+    for each in plans:
+        print(
+            f"planner at 1,000 instances and {each.requests_per_s:.0f} requests/s: {each.cores:.3f} of a core, "
+            f"{each.drops_per_s:.0f} drops/s"
+        )
 
 
 if __name__ == "__main__":

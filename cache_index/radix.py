@@ -50,7 +50,7 @@ class CacheIndex:
         self._slots = Slots(self._arrays)
         self._store, self._match = entry_point(k.store), entry_point(k.match)
         self._remove, self._remove_linked = entry_point(k.remove), entry_point(k.remove_linked)
-        self._apply = entry_point(k.apply)
+        self._apply, self._held_run = entry_point(k.apply), entry_point(k.held_run)
 
     @property
     def max_blocks(self) -> int | None:
@@ -198,6 +198,19 @@ class CacheIndex:
             self._match(self._arrays.address, hashes, domain, levels)
         return levels
 
+    def held_run(self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes) -> int:
+        """How many of these blocks, from the first on, one holder has, each in a tier up to this one.
+
+        O(blocks); that is less than a match where there are many holders.
+        """
+        hashes = _contiguous(hashes, _U64)
+        with self._lock:
+            row = self._slots.row(holder)
+            if row is None:
+                return 0
+            slots = self._arrays.holder_slots[row, : tier + 1]
+            return int(self._held_run(self._arrays.address, slots, hashes, namespace.domain_word))
+
     def best_holder(
         self, namespace: Namespace, hashes: Hashes, start: int = 0, stop: int | None = None
     ) -> dict[Tier, HeldRange]:
@@ -252,6 +265,19 @@ class CacheIndex:
                     k.keys_of_slot(self._arrays.address, slot, keys)
                     found.update((key, each) for key in keys.tolist())
         return found
+
+    def held_blocks(self, holder: Holder, tier: Tier) -> int:
+        """How many blocks a holder has in a tier; O(1)."""
+        with self._lock:
+            slot = self._slots.existing(holder, tier)
+            return 0 if slot is None else int(self._arrays.slot_blocks[slot])
+
+    def held_counts(self, rows: NDArray[np.int64], tiers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`held_blocks` of many, holders by their rows in match results; 0 for row -1."""
+        with self._lock:
+            slots = self._arrays.holder_slots[rows, tiers]
+            held = self._arrays.slot_blocks[slots]
+        return np.where((rows >= 0) & (slots >= 0), held, 0)
 
     def stats(self) -> IndexStats:
         """Sizes; O(holders)."""

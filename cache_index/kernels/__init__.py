@@ -16,6 +16,7 @@ from cache_index.kernels.sweeping import sweep, sweep_copies, sweep_fanout, swee
 from cache_index.kernels.views import (
     count_by_depth,
     describe_node,
+    held_run,
     keys_of_slot,
     nodes_by_depth,
     slots_of_node,
@@ -34,6 +35,7 @@ __all__ = [
     "drop_leaves",
     "hash_chain",
     "hash_words",
+    "held_run",
     "keys_of_slot",
     "match",
     "migrate",

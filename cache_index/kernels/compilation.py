@@ -16,6 +16,7 @@ kernel, compile_all = KERNELS.kernel, KERNELS.compile_all
 STATE = types.int64  # address of the state
 INTEGER = types.int64
 WORD = types.uint64
+IN_I32 = types.Array(types.int32, 1, "C", readonly=True)
 IN_I64 = types.Array(types.int64, 1, "C", readonly=True)
 IN_ROWS = types.Array(types.int64, 2, "C", readonly=True)
 IN_U64 = types.Array(types.uint64, 1, "C", readonly=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from cache_index.kernel_set import inlined
-from cache_index.kernels.compilation import INTEGER, OUT_U64, STATE, WORD, kernel
+from cache_index.kernels.compilation import IN_I32, IN_U64, INTEGER, OUT_U64, STATE, WORD, kernel
 from cache_index.kernels.holder_sets import bits_row, contains, members_of, record_of, small_row
 from cache_index.kernels.layout import (
     BIT_WORDS,
@@ -26,7 +26,7 @@ from cache_index.kernels.layout import (
     UNKNOWN_DEPTH,
 )
 from cache_index.kernels.machine_words import ONE, ZERO, load32, load64, trailing_zeros, u64, words_at
-from cache_index.kernels.nodes import depth_of, node_at, parent_of, place_of, set_of
+from cache_index.kernels.nodes import depth_of, entry_at, node_at, parent_of, place_of, set_of
 from cache_index.kernels.tables import find
 
 
@@ -43,6 +43,20 @@ def keys_of_slot(address, slot, keys):
             keys[count] = load64(entry)
             count += 1
     return count
+
+
+@kernel(STATE, IN_I32, IN_U64, WORD, nogil=False)
+def held_run(address, slots, hashes, domain):
+    """How many of the blocks, from the first on, are each in one of the slots; those below 0 are none."""
+    state = words_at(address)
+    for position in range(hashes.shape[0]):
+        set_id = set_of(entry_at(state, hashes, domain, position))
+        held = False
+        for slot in slots:
+            held = held or (set_id != 0 and slot >= 0 and contains(state, set_id, slot))
+        if not held:
+            return position
+    return hashes.shape[0]
 
 
 @inlined

@@ -13,7 +13,7 @@ from cache_index import CacheIndex, Holder, Tier
 from conductor.actions import ActionKind, Place, Prefix
 from conductor.cluster import Cluster, InstanceState
 from conductor.tier_planner.link_demand import LinkDemand
-from conductor.tier_planner.prefix_tree import PrefixTree
+from conductor.tier_planner.prefix_tree import PrefixTree, Segment
 from conductor.tier_planner.returns import Returns
 from conductor.tier_planner.sites import Sites, recompute_s
 from conductor.tier_planner.track_record import TrackRecord
@@ -36,6 +36,7 @@ class Proposal:
     reason: str
     chance: float | None = None  # that a copy is used in time
     rate: float = 0.0  # uses a second of what is dropped
+    segment: Segment | None = None  # that is dropped
 
 
 Match = Callable[[Prefix, int], NDArray[np.int32]]
@@ -68,6 +69,15 @@ class Outlook:
         """What every holder has of a prefix's first blocks."""
         return Held(self, prefix, self.match(prefix, stop))
 
+    def blocks_at(self, segment: Segment, place: Place) -> int:
+        """How many blocks of a segment, from its first on, a place has, in tiers up to its own."""
+        prefix, site = segment.prefix, self.sites.get(place)
+        if site is not None and site.block_tokens is not None:  # known by other hashes than ours
+            return self.held(prefix, segment.stop).blocks(place) - segment.start
+        return self.index.held_run(
+            place.holder, place.tier, prefix.namespace, prefix.hashes[segment.start : segment.stop]
+        )
+
     def instances_of(self, model: str, now_s: float) -> Iterator[InstanceState]:
         """Candidates that serve a model."""
         return (i for i in self.cluster if i.serves(model) and i.is_candidate(now_s))
@@ -92,6 +102,10 @@ class Held:
             holder = self.outlook.index.holder(row)
             if holder is not None:
                 yield holder, self.levels[row].tolist()
+
+    def by_instance(self, instance: InstanceState) -> int:
+        """What one of an instance's ranks has, in whatever tiers."""
+        return self._at_hand(instance, Tier.REMOTE)
 
     def get_s(self, instance: InstanceState, stop: int) -> float:
         """Seconds until an instance has the first ``stop`` blocks on its device, by loads and else by computing."""

@@ -29,15 +29,17 @@ class Pins:
             if rate < LEAST_RATE or len(segment.children) < LEAST_CHILDREN:
                 continue
             held = outlook.held(segment.prefix, segment.stop)
+            key = segment.key
             for site in outlook.sites:
                 place = site.place
+                if (key, place) in self.segments:
+                    continue
                 room = SHARE * site.capacity_tokens / segment.prefix.namespace.block_size
                 taken = self.blocks.get(place, 0) + segment.blocks
-                known = (segment.key, place) in self.segments
-                if known or taken > room or held.blocks(place) < segment.stop:
+                if taken > room or held.blocks(place) < segment.stop:
                     continue
                 if outlook.can(ActionKind.PIN, None, place):
-                    self.segments[segment.key, place] = segment
+                    self.segments[key, place] = segment
                     self.blocks[place] = taken
                     reason = f"{rate:.2f} uses a second, {len(segment.children)} prompts go on behind it"
                     yield _still(ActionKind.PIN, segment, place, now_s, reason)

@@ -7,15 +7,17 @@ an argument, and the same notes give the same plans.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, islice
+from heapq import nlargest
+from itertools import count, islice, takewhile
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
 
-from cache_index import CacheIndex, Holder, Tier, sequence_hashes
+from cache_index import CacheIndex, Tier, sequence_hashes
 from conductor.action_ledger import ActionRecord, ActionState
 from conductor.actions import ActionKind, Place, Prefix, TierAction
 from conductor.cluster import Cluster, Health, InstanceState
@@ -31,7 +33,7 @@ from conductor.tier_planner.prefetching import EXPECTED_WITHIN_S, prefetch
 from conductor.tier_planner.prefix_tree import PrefixTree, Segment, Stay
 from conductor.tier_planner.promotion import promote
 from conductor.tier_planner.replication import replicate
-from conductor.tier_planner.retention import make_room
+from conductor.tier_planner.retention import FullSite, make_room
 from conductor.tier_planner.returns import Returns
 from conductor.tier_planner.selection import select
 from conductor.tier_planner.sites import Site, Sites
@@ -95,9 +97,10 @@ class TierPlanner:
             *(self._demand, self._track, self._can),
         )
         self._notes: deque[tuple[PlacementRecord, float]] = deque()
-        self._contents: dict[Place, dict[Segment, None]] = {site.place: {} for site in self._outlook.sites}
+        # The same as the segments' own `held_at`, by place.
+        self._contents: dict[Place, dict[Segment, Stay]] = {site.place: {} for site in self._outlook.sites}
         self._to_check = deque(self._contents)
-        # What was moved or dropped, by its last block: until when it is left alone.
+        # What was moved or dropped, by its last block: until when it is left alone, the earliest first.
         self._away: dict[tuple[int, Place], float] = {}
         self._ends: dict[Segment, str] = {}  # of conversations, with the instance that served them last
         self._marginal: dict[Place, float] = {}  # uses a second of what a site dropped last
@@ -159,8 +162,8 @@ class TierPlanner:
             self._models[record.placement.model] = None
             path = self._outlook.tree.use(prefix, placed_s)
             for segment in self._outlook.tree.parted():
-                for place in segment.held_at:
-                    self._contents[place][segment] = None
+                for place, stay in segment.held_at.items():
+                    self._contents[place][segment] = stay
             self._returns.observe(prefix, placed_s, record.request.route)
             self._demand.placed(record, partial(self._load_s, record), placed_s)
             self._keep(path, record)
@@ -175,7 +178,8 @@ class TierPlanner:
         started = [i for i, w in self._waiting.items() if w.record.placed_s + w.record.queue_s <= now_s]
         for placement_id in started:
             del self._waiting[placement_id]
-        self._away = {key: until_s for key, until_s in self._away.items() if until_s > now_s}
+        for key in list(takewhile(lambda each: self._away[each] <= now_s, self._away)):
+            del self._away[key]
 
     def _keep(self, path: list[Segment], record: PlacementRecord) -> None:
         """The prompt is stored where it is computed, and written through to what its instance loads from."""
@@ -195,8 +199,9 @@ class TierPlanner:
 
     def _load_s(self, record: PlacementRecord, part: PlanSegment) -> float:
         """Seconds that a part of a request's plan takes the link of who has it."""
-        instance = self._outlook.cluster.get(record.placement.prefill.instance_id)
-        if instance is None or (part.holder == record.prefill.holder and part.tier is Tier.DEVICE):
+        if part.tier is Tier.DEVICE and part.holder == record.prefill.holder:
+            return 0.0
+        if self._outlook.cluster.get(record.placement.prefill.instance_id) is None:
             return 0.0
         target = Place(record.prefill.holder, Tier.DEVICE)
         seconds = self._outlook.sites.transfer_s(
@@ -205,14 +210,18 @@ class TierPlanner:
         return seconds if seconds < float("inf") else 0.0
 
     def _put(self, segment: Segment, place: Place, stay: Stay) -> None:
-        before = segment.held_at.get(place, stay)
-        segment.held_at[place] = Stay(*map(max, before, stay))
-        self._contents[place][segment] = None
+        before = segment.held_at.get(place)
+        if before is not None:
+            stay = Stay(
+                max(before.last_used_s, stay.last_used_s), max(before.held_until_s, stay.held_until_s)
+            )
+        segment.held_at[place] = self._contents[place][segment] = stay
 
     # ---- rules ----
 
     def _proposals(self, now_s: float) -> Iterator[Proposal]:
         kinds, outlook = self.settings.kinds, self._outlook
+        hot = list(self._hot.now(now_s))
         if ActionKind.PROMOTE in kinds:
             waiting = ((w.record, w.segment) for w in self._waiting.values())
             yield from self._settled(promote(outlook, waiting, now_s), now_s)
@@ -220,15 +229,15 @@ class TierPlanner:
         if ActionKind.PREFETCH in kinds and knows:
             yield from self._settled(self._prefetches(now_s), now_s)
         if ActionKind.REPLICATE in kinds:
-            hot = sorted(self._hot.now(now_s), key=lambda each: -each[1])[: self.settings.looks]
+            hottest = nlargest(self.settings.looks, hot, key=itemgetter(1))
             for model in self._models:
-                yield from self._settled(replicate(outlook, hot, model, now_s), now_s)
+                yield from self._settled(replicate(outlook, hottest, model, now_s), now_s)
                 for leaving in [i for i in outlook.cluster if i.health is Health.DRAINING]:
                     ends = [s for s, last in self._ends.items() if last == leaving.instance_id]
                     some = islice(reversed(ends), self.settings.looks)
                     yield from self._settled(drain(outlook, leaving, some, model, now_s), now_s)
         if ActionKind.PIN in kinds:
-            yield from self._pins.pin(outlook, self._hot.now(now_s), now_s)
+            yield from self._pins.pin(outlook, hot, now_s)
             yield from self._pins.unpin(outlook, now_s)
         if ActionKind.EVICT in kinds and knows:
             yield from self._evictions(now_s)
@@ -240,10 +249,11 @@ class TierPlanner:
         for segment, instance_id in islice(reversed(self._ends.items()), 20 * looks):
             if self._looked.get(segment, now_s) > now_s:
                 continue
-            instance, site = outlook.cluster.get(instance_id), outlook.sites.own(instance_id)
-            if site is None or instance is None or not instance.is_candidate(now_s):
+            site = outlook.sites.own(instance_id)
+            if site is None or site.place in segment.held_at:
                 continue
-            if site.place not in segment.held_at:
+            instance = outlook.cluster.get(instance_id)
+            if instance is not None and instance.is_candidate(now_s):
                 wanted.append((segment, instance, self._marginal.get(site.place, 0.0)))
         if not wanted:
             return
@@ -268,47 +278,50 @@ class TierPlanner:
             self._to_check.rotate(-1)
             segments = self._contents[place]
             for segment in list(islice(segments, CHECKED_AT_ONCE)):
-                del segments[segment]
-                there = self._outlook.held(segment.prefix, segment.stop).blocks(place) > segment.start
-                if there or segment.held_at[place].held_until_s > now_s:  # it may be on its way
-                    segments[segment] = None  # behind those to be checked next
+                stay = segments.pop(segment)
+                there = stay.held_until_s > now_s or self._outlook.blocks_at(segment, place) > 0
+                if there:  # or on its way
+                    segments[segment] = stay  # behind those to be checked next
                 else:
                     del segment.held_at[place]
 
     def _evictions(self, now_s: float) -> Iterator[Proposal]:
         if not self._block_tokens:
             return
-        held = self._outlook.index.stats().residencies_by_holder  # once: it goes through all holders
-        for site in self._outlook.sites:
-            place = site.place
-            if not self._can(ActionKind.EVICT, None, place):
+        full = [
+            FullSite(site, self._contents[site.place], blocks)
+            for site, blocks in self._outlook.sites.full(self._outlook.index, self._block_tokens)
+            if self._can(ActionKind.EVICT, None, site.place)
+        ]
+        for order in make_room(self._outlook, full, self._block_tokens, now_s):
+            if order.kind is ActionKind.DEMOTE:
+                yield from self._settled([order], now_s)
                 continue
-            used = self._held_tokens(site, held) // self._block_tokens
-            segments = list(self._contents[place])
-            for each in make_room(self._outlook, site, segments, used, self._block_tokens, now_s):
-                if each.kind is ActionKind.DEMOTE:
-                    yield from self._settled([each], now_s)
-                    continue
-                self._marginal[place] = each.rate
-                yield each
+            self._marginal[order.target] = order.rate
+            yield order
 
     def _settled(self, proposals: Iterable[Proposal], now_s: float) -> Iterator[Proposal]:
         """Without those that would bring back what was dropped, or bring what is being brought."""
         for each in proposals:
             key = (each.prefix.hashes.item(each.stop - 1), each.target)
             if key not in self._away:
-                self._away[key] = now_s + self.settings.hold_s
+                self._leave_alone(key, now_s)
                 yield each
+
+    def _leave_alone(self, key: tuple[int, Place], now_s: float) -> None:
+        self._away.pop(key, None)  # it goes to the end
+        self._away[key] = now_s + self.settings.hold_s
 
     # ---- orders ----
 
     def _order(self, proposal: Proposal, now_s: float) -> TierAction:
         prefix, target = proposal.prefix, proposal.target
         if proposal.kind is ActionKind.EVICT:
-            for segment in self._outlook.tree.find(prefix, len(prefix.hashes)):
-                if segment.start >= proposal.start and target in segment.held_at:
+            assert proposal.segment is not None
+            for segment in proposal.segment.onward():  # what is behind it was lost before
+                if target in segment.held_at:
                     del segment.held_at[target], self._contents[target][segment]
-            self._away[prefix.hashes.item(proposal.stop - 1), target] = now_s + self.settings.hold_s
+            self._leave_alone((prefix.hashes.item(proposal.stop - 1), target), now_s)
         elif proposal.kind in FILLS and target in self._contents:
             path = self._outlook.tree.find(prefix, proposal.stop)
             if path and proposal.chance is not None:
@@ -336,8 +349,7 @@ class TierPlanner:
         site = self._outlook.sites.get(place)
         if site is None or not self._block_tokens:
             return None
-        held = self._outlook.index.stats().residencies_by_holder
-        free_tokens: float = site.capacity_tokens - self._held_tokens(site, held)
+        free_tokens: float = site.capacity_tokens - self._held_tokens(site)
         member = next((i for i in self._outlook.cluster if site.serves(i.instance_id)), None)
         if member is None:
             return None
@@ -345,10 +357,8 @@ class TierPlanner:
         free_tokens = max(free_tokens, YIELDS * site.capacity_tokens)
         return free_tokens * member.instance_class.kv_bytes_per_token
 
-    def _held_tokens(self, site: Site, held: Mapping[Holder, Mapping[Tier, int]]) -> int:
-        holder, tier = site.place
-        blocks = held.get(holder, {}).get(tier, 0)
-        return blocks * (site.block_tokens or self._block_tokens)
+    def _held_tokens(self, site: Site) -> int:
+        return self._outlook.index.held_blocks(*site.place) * (site.block_tokens or self._block_tokens)
 
 
 def _prefix_of(record: PlacementRecord) -> Prefix | None:

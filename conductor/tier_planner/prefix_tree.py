@@ -26,7 +26,8 @@ class Segment:
     """Blocks ``start`` to ``stop`` of ``prefix``, which is a prompt's that had them last.
 
     ``uses`` counts prompts that had all of it, the first included; ``gap_s`` is the time between the last two.
-    ``held_at`` are the sites where it should lie.
+    ``held_at`` are the sites where it should lie. ``name`` is that of its middle block, without regard to engines:
+    hash and namespace.
     """
 
     __slots__ = (
@@ -34,6 +35,7 @@ class Segment:
         "gap_s",
         "held_at",
         "last_used_s",
+        "name",
         "parent",
         "prefix",
         "start",
@@ -46,6 +48,7 @@ class Segment:
         self.prefix = prefix
         self.start = start
         self.stop = stop
+        self.name = self._middle()
         self.children: dict[int, Segment] = {}  # by the hash of their first block
         self.uses = 1
         self.last_used_s = now_s
@@ -61,12 +64,29 @@ class Segment:
         """The hash of its last block, which names everything up to there."""
         return self.prefix.hashes.item(self.stop - 1)
 
+    def begin_at(self, block: int) -> None:
+        """What was before is another segment now."""
+        self.start = block
+        self.name = self._middle()
+
+    def _middle(self) -> int:
+        hashed: int = self.prefix.hashes.item((self.start + self.stop) // 2)
+        return hashed ^ self.prefix.namespace.domain
+
     def path(self) -> Iterator[Segment]:
         """This segment and those before it, up to the prompt's beginning."""
         segment: Segment | None = self
         while segment is not None:
             yield segment
             segment = segment.parent
+
+    def onward(self) -> Iterator[Segment]:
+        """This segment and those behind it, as its prompt goes on."""
+        segment: Segment | None = self
+        hashes = self.prefix.hashes
+        while segment is not None:
+            yield segment
+            segment = segment.children.get(hashes.item(segment.stop)) if segment.stop < len(hashes) else None
 
     def __repr__(self) -> str:
         return f"Segment({self.start}:{self.stop}, uses={self.uses}, children={len(self.children)})"
@@ -158,7 +178,8 @@ class PrefixTree:
         first = Segment(segment.parent, segment.prefix, segment.start, at, segment.last_used_s)
         first.uses, first.gap_s, first.held_at = segment.uses, segment.gap_s, dict(segment.held_at)
         self._siblings(segment)[segment.prefix.hashes.item(segment.start)] = first
-        segment.parent, segment.start = first, at
+        segment.parent = first
+        segment.begin_at(at)
         first.children[segment.prefix.hashes.item(at)] = segment
         self._by_use[first] = None
         self._parted.append(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from conductor.actions import ActionKind
 from conductor.cluster import InstanceState
@@ -24,15 +25,28 @@ def replicate(
     The copy goes to the candidate with the shortest queue that lacks it: that is where a scheduler sends what it
     moves away from a holder.
     """
-    instances = sorted(outlook.instances_of(model, now_s), key=lambda each: _queue_s(each, now_s))
-    for segment, rate, missed in hot:
-        if rate < LEAST_RATE or missed <= 0.0 or len(segment.children) < LEAST_CHILDREN:
-            continue
+    wanted = [
+        each
+        for each in hot
+        if each[1] >= LEAST_RATE and each[2] > 0.0 and len(each[0].children) >= LEAST_CHILDREN
+    ]
+    if not wanted:
+        return
+    instances = list(outlook.instances_of(model, now_s))
+    in_order = False  # of their queues
+    for segment, rate, missed in wanted:
         held = outlook.held(segment.prefix, segment.stop)
-        having = {holder.instance_id for holder, by_tier in held.holders() if by_tier[-1] >= segment.stop}
-        queues_s = [_queue_s(each, now_s) for each in instances if each.instance_id in having]
-        if not queues_s or min(queues_s) < LEAST_QUEUE_S:
-            continue  # whoever comes next is served by a holder at once
+        shortest_s = inf
+        for instance in instances:
+            if held.by_instance(instance) >= segment.stop:
+                shortest_s = min(shortest_s, _queue_s(instance, now_s))
+                if shortest_s < LEAST_QUEUE_S:
+                    break
+        if not LEAST_QUEUE_S <= shortest_s < inf:
+            continue  # nobody holds it, or whoever comes next is served by a holder at once
+        if not in_order:
+            instances.sort(key=lambda each: _queue_s(each, now_s))
+            in_order = True
         for instance in instances:
             site = outlook.sites.own(instance.instance_id)
             if site is None or held.blocks(site.place) >= segment.stop:

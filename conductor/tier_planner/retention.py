@@ -7,53 +7,72 @@ what was used last: see `conductor.reuse` for what is learned of that.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 
 from conductor.actions import ActionKind
-from conductor.tier_planner.outlook import Held, Outlook, Proposal
-from conductor.tier_planner.prefix_tree import Segment
+from conductor.tier_planner.outlook import Outlook, Proposal
+from conductor.tier_planner.prefix_tree import Segment, Stay
 from conductor.tier_planner.sites import Site, recompute_s
 
 KEPT_S = 3600.0  # how long a slower tier is taken to keep what it is given
 LEFT_BEHIND = 0.1  # chance that a prompt comes back where it was not served last, beside where it was
-HIGH, LOW = 0.98, 0.95  # of a site's capacity: when room is made, and how much is left then
+LOW = 0.95  # of a site's capacity: what is kept when room is made; when that is, `Sites.full` says
+
+_parent_of = attrgetter("parent")
+
+
+@dataclass(frozen=True, slots=True)
+class FullSite:
+    """A site, the segments that it should have with their stays there, and the blocks that it has."""
+
+    site: Site
+    stays: Mapping[Segment, Stay]
+    used_blocks: int
 
 
 def make_room(
+    outlook: Outlook, full: Sequence[FullSite], block_tokens: int, now_s: float
+) -> Iterator[Proposal]:
+    """Orders to drop what full sites should not keep. Their stays must not change until the last one."""
+    # Children are asked, not parents: what many prompts begin with has thousands of children elsewhere.
+    behind = [Counter(map(_parent_of, each.stays)) for each in full]
+    ends = [[s for s in each.stays if s not in left] for each, left in zip(full, behind, strict=True)]
+    # All at once: it is by far less than one by one.
+    rates = iter(outlook.returns.rates([*chain.from_iterable(ends)], now_s).tolist())
+    for each, left, last in zip(full, behind, ends, strict=True):
+        rated = dict(zip(last, rates))  # noqa: B905 -- the others are the next sites'
+        yield from _room_at(outlook, each, left, rated, block_tokens, now_s)
+
+
+def _room_at(
     outlook: Outlook,
-    site: Site,
-    segments: Sequence[Segment],
-    used_blocks: int,
+    full: FullSite,
+    left: Counter[Segment | None],
+    rated: dict[Segment, float],
     block_tokens: int,
     now_s: float,
 ) -> Iterator[Proposal]:
-    """Orders to drop what a site should not keep of ``segments``, those that it has."""
+    """``left`` are the segments there that go on behind each, ``rated`` those behind which none does."""
+    site, used_blocks, stays = full.site, full.used_blocks, full.stays
     capacity = site.capacity_tokens // block_tokens
-    if used_blocks < HIGH * capacity:
-        return
     wanted = used_blocks - int(LOW * capacity)
-    rates = outlook.returns.rates(segments, now_s).tolist()
-    rates = [
-        rate if s.held_at[site.place].last_used_s == s.last_used_s else rate * LEFT_BEHIND
-        for s, rate in zip(segments, rates, strict=True)
+    ends = [
+        (rate * _nearness(s, stays[s]), s.last_used_s, number, s)
+        for number, (s, rate) in enumerate(rated.items())
     ]
-    rate_of = dict(zip(segments, rates, strict=True))
-    left = dict.fromkeys(segments, 0)  # segments here that go on behind each
-    for segment in segments:
-        # Children are asked, not parents: what many prompts begin with has thousands of children elsewhere.
-        if segment.parent in left:
-            left[segment.parent] += 1
-    ends = [(rate_of[s], s.last_used_s, number, s) for number, s in enumerate(segments) if not left[s]]
     heapq.heapify(ends)
-    numbers = len(segments)
+    numbers = len(ends)
     while ends and wanted > 0:
         rate, _, _, segment = heapq.heappop(ends)
-        if segment.held_at[site.place].held_until_s > now_s:
+        if stays[segment].held_until_s > now_s:
             continue
-        held = outlook.held(segment.prefix, segment.stop)
-        there = held.blocks(site.place) - segment.start
+        there = outlook.blocks_at(segment, site.place)
         if there > 0:
-            demotion = _hand_down(outlook, held, site, segment, there, rate, now_s)
+            demotion = _hand_down(outlook, site, segment, there, rate, now_s)
             if demotion is not None:
                 yield demotion
                 continue  # it is dropped once it lies there, and its beginning not before it
@@ -70,19 +89,28 @@ def make_room(
                 deadline_s=now_s + 30.0,
                 reason=f"{used_blocks} of {capacity} blocks are taken; {rate * 3600:.2g} uses an hour expected",
                 rate=rate,
+                segment=segment,
             )
             wanted -= there
         parent = segment.parent
-        if parent in left:
-            assert parent is not None
+        if parent is not None and parent in stays:
             left[parent] -= 1
             if not left[parent]:
+                if parent not in rated:  # nor are those before it
+                    before = [each for each in parent.path() if each in stays]
+                    rated.update(zip(before, outlook.returns.rates(before, now_s).tolist(), strict=True))
                 numbers += 1
-                heapq.heappush(ends, (max(rate, rate_of[parent]), parent.last_used_s, numbers, parent))
+                rate = max(rate, rated[parent] * _nearness(parent, stays[parent]))
+                heapq.heappush(ends, (rate, parent.last_used_s, numbers, parent))
+
+
+def _nearness(segment: Segment, stay: Stay) -> float:
+    """Where a prompt was served and did not go on it is hardly to be expected."""
+    return 1.0 if stay.last_used_s == segment.last_used_s else LEFT_BEHIND
 
 
 def _hand_down(
-    outlook: Outlook, held: Held, site: Site, segment: Segment, there: int, rate: float, now_s: float
+    outlook: Outlook, site: Site, segment: Segment, there: int, rate: float, now_s: float
 ) -> Proposal | None:
     """A copy into the next slower tier that lacks these blocks, where that pays; they are dropped here later."""
     stop, tokens = segment.start + there, segment.prefix.namespace.block_size
@@ -92,7 +120,7 @@ def _hand_down(
     for slower in outlook.sites.of(instance.instance_id):
         if slower.place.tier <= site.place.tier:
             continue
-        if held.blocks(slower.place) >= stop:
+        if outlook.blocks_at(segment, slower.place) >= there:
             return None
         if not outlook.can(ActionKind.DEMOTE, site.place, slower.place):
             continue

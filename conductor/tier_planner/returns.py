@@ -50,7 +50,7 @@ class Returns:
     def _ask(
         self, segments: Sequence[Segment], ask: Callable[[ReuseModel, NDArray[np.uint64]], Floats]
     ) -> Floats:
-        names = np.array([_name(segment) for segment in segments], np.uint64)
+        names = np.array([segment.name for segment in segments], np.uint64)
         if len(self._models) == 1:
             (model,) = self._models.values()
             return ask(model, names)
@@ -64,10 +64,3 @@ class Returns:
 def _kind(route: str) -> int:
     """Its number in models, the same in every process."""
     return crc32(route.encode()) & 0x7FFFFFFF
-
-
-def _name(segment: Segment) -> int:
-    """Of the middle block, as models know it."""
-    prefix = segment.prefix
-    hashed: int = prefix.hashes.item((segment.start + segment.stop) // 2)
-    return hashed ^ prefix.namespace.domain

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from cache_index import Holder, Tier
+import numpy as np
+
+from cache_index import CacheIndex, Holder, Tier
 from conductor.actions import Place
 from conductor.cluster import Cluster, InstanceState
 from conductor.costs import Speed
+
+HIGH: Final = 0.98  # of a site's capacity: when room is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,22 @@ class Sites:
     def __init__(self, cluster: Cluster, sites: Iterable[Site]) -> None:
         self._cluster = cluster
         self._sites = {site.place: site for site in sites}
+        self._members: dict[str, list[Site]] = {}  # but for those of all instances
+        self._for_all: list[Site] = []
         self._of: dict[str, Sequence[Site]] = {}
         self._own: dict[str, Site | None] = {}
+        listed = self._sites.values()
+        self._tiers = np.array([site.place.tier for site in listed], np.int64)
+        self._capacities = np.array([site.capacity_tokens for site in listed], np.int64)
+        self._block_tokens = np.array([site.block_tokens or 0 for site in listed], np.int64)
+        self._rows = -1, np.empty(0, np.int64)  # in the index, after so many registrations
         # Servers that are no instances, each with one that it stands beside.
         self._beside: dict[Holder, InstanceState] = {}
         for site in self._sites.values():
+            for member in site.members or ():
+                self._members.setdefault(member, []).append(site)
+            if site.members is None:
+                self._for_all.append(site)
             near = [] if site.members is None or not site.near else map(cluster.get, sorted(site.members))
             instance = next((each for each in near if each is not None), None)
             if instance is not None:
@@ -61,6 +77,18 @@ class Sites:
     def __len__(self) -> int:
         return len(self._sites)
 
+    def full(self, index: CacheIndex, block_tokens: int) -> list[tuple[Site, int]]:
+        """Those at `HIGH` and above, with how much they have in blocks of so many tokens."""
+        if index.registrations != self._rows[0]:
+            registrations, row_of = index.registered()
+            rows = [row_of.get(place.holder, -1) for place in self._sites]
+            self._rows = registrations, np.array(rows, np.int64)
+        sizes = np.where(self._block_tokens, self._block_tokens, block_tokens)
+        blocks = index.held_counts(self._rows[1], self._tiers) * sizes // block_tokens
+        full = blocks >= HIGH * (self._capacities // block_tokens)
+        sites = list(self._sites.values())
+        return [(sites[at], int(blocks[at])) for at in full.nonzero()[0].tolist()]
+
     def get(self, place: Place) -> Site | None:
         return self._sites.get(place)
 
@@ -68,7 +96,7 @@ class Sites:
         """Those that an instance loads from, the fastest tier first."""
         found = self._of.get(instance_id)
         if found is None:
-            mine = [site for site in self._sites.values() if site.serves(instance_id)]
+            mine = [*self._members.get(instance_id, ()), *self._for_all]
             found = self._of[instance_id] = sorted(mine, key=lambda site: site.place.tier)
         return found
 

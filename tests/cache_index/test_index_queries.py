@@ -35,6 +35,35 @@ def test_the_best_holder_of_a_range() -> None:
     assert CacheIndex().best_holder(NAMESPACE, hashes) == {}
 
 
+def test_what_one_holder_has_of_a_range() -> None:
+    index = index_of_three()
+    hashes = chain(1, 100)
+    index.store(A, Tier.DEVICE, NAMESPACE, hashes[20:60], parent=int(hashes[19]))
+    index.store(A, Tier.HOST, NAMESPACE, hashes[60:70], parent=int(hashes[59]))
+    index.store(B, Tier.DEVICE, NAMESPACE, hashes)
+    assert index.held_run(A, Tier.DEVICE, NAMESPACE, hashes) == 0
+    assert index.held_run(A, Tier.DEVICE, NAMESPACE, hashes[20:]) == 40
+    assert index.held_run(A, Tier.HOST, NAMESPACE, hashes[30:]) == 40
+    assert index.held_run(A, Tier.HOST, NAMESPACE, hashes[30:50]) == 20
+    assert index.held_run(B, Tier.REMOTE, NAMESPACE, hashes) == 100
+    assert index.held_run(C, Tier.REMOTE, NAMESPACE, hashes) == 0
+    assert index.held_run(Holder("nobody"), Tier.REMOTE, NAMESPACE, hashes) == 0
+    index.clear(A, Tier.DEVICE)
+    assert index.held_run(A, Tier.HOST, NAMESPACE, hashes[60:]) == 10
+
+
+def test_how_much_each_holder_has() -> None:
+    index = index_of_three()
+    index.store(A, Tier.DEVICE, NAMESPACE, chain(1, 30))
+    index.store(B, Tier.HOST, NAMESPACE, chain(1, 20))
+    _, rows = index.registered()
+    asked = [(A, Tier.DEVICE), (A, Tier.HOST), (B, Tier.HOST), (C, Tier.DEVICE)]
+    counts = index.held_counts(
+        np.array([rows[h] for h, _ in asked] + [-1]), np.array([t for _, t in asked] + [0])
+    )
+    assert counts.tolist() == [*(index.held_blocks(*each) for each in asked), 0] == [30, 0, 20, 0, 0]
+
+
 def test_hot_prefixes() -> None:
     index = index_of_three()
     system, other = chain(1, 30), chain(2, 10)

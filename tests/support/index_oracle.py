@@ -139,12 +139,18 @@ class Both:
         levels = self.index.match(namespace, hashes)
         expected = self.plain.match(namespace, hashes)
         assert {holder: levels[row].tolist() for holder, row in self.plain.holders.items()} == expected
+        for holder in expected:
+            held = [self.index.held_run(holder, tier, namespace, hashes) for tier in Tier]
+            assert held == expected[holder]
         rows = set(self.plain.holders.values())
         assert not any(levels[row].any() for row in range(len(levels)) if row not in rows)
 
     def check_residencies(self) -> None:
         for holder in self.plain.holders:
             assert self.index.residencies(holder) == self.plain.residencies(holder)
+            for tier in Tier:
+                held = self.index.held_blocks(holder, tier)
+                assert held == len(self.plain.copies.get((holder, tier), ()))
         stats = self.index.stats()
         for holder, tiers in stats.residencies_by_holder.items():
             assert tiers == {tier: len(self.plain.copies.get((holder, tier), ())) for tier in tiers}
