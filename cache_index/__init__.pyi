@@ -1,4 +1,5 @@
 from .approximate import ApproximateResidency
+from .array_file import SnapshotError
 from .changes import Changes
 from .event_source import EventSource, StreamBooks
 from .event_sources import EventSources
@@ -26,7 +27,7 @@ from .residency import (
 )
 from .self_check import KernelError, warm
 from .sglang_load import LoadStat, SglangLoadFeeds
-from .snapshot import SaveReport, Snapshot, SnapshotError, load, save
+from .snapshot import SaveReport, Snapshot, load, save
 from .streams import StreamConfig, StreamPosition, StreamStats
 from .trtllm import TrtllmEventSource
 from .zmq_source import VllmEventSource

@@ -1,23 +1,14 @@
 """An index in one file: saved at a moment, loaded by a later process.
 
-Layout: eight bytes of magic, format version and header length (u32 each), the header (JSON: holders,
-slots, counters, positions of streams, and name, type and shape of every array), the arrays one after the
-other, each padded to eight bytes, and at the end the XXH3-64 of all that stands before. Everything is
-little-endian.
-
-The checksum guards against accidents, not against somebody who writes such files on purpose.
+The header has holders, slots, counters and positions of streams; see `ArrayFile` for the rest.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import kernels as k
+from cache_index.array_file import ArrayFile, SnapshotError
 from cache_index.arrays import KernelArrays
 from cache_index.radix import CacheIndex
 from cache_index.replay import Position
@@ -35,8 +27,7 @@ from cache_index.table_memory import TableMemory
 
 MAGIC = b"KVINDEX\n"
 VERSION = 2
-PREFIX_BYTES = 16
-PIECE_BYTES = 1 << 24
+FILE = ArrayFile("a snapshot of a cache index", MAGIC, VERSION)
 ROWS_AT_ONCE = 1 << 15  # well below a millisecond, for which the interpreter is held
 TRIES_WITHOUT_LOCK = 4
 TABLES = {
@@ -47,10 +38,6 @@ COUNTERS = {"dropped": k.DROPPED, "matches": k.MATCHES}
 SLOT_ARRAYS = ("slot_holder", "slot_tier", "slot_blocks", "slot_gaps")
 WHOLE_ARRAYS = ("gap_depths", "gap_bits", "heat")
 ENTRY_BYTES = {name: k.ENTRY_BYTES[table] for name, table in TABLES.items()}
-
-
-class SnapshotError(RuntimeError):
-    """A file is no snapshot that this version can load; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +90,7 @@ def save(
     path = Path(path)
     started_s = time.perf_counter()
     header, arrays, positions, locked_s = _capture(index, paused)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            _write(file, header, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-            file_bytes = file.tell()
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    file_bytes = FILE.write(path, header, arrays)
     return SaveReport(file_bytes, time.perf_counter() - started_s, locked_s, positions)
 
 
@@ -123,13 +100,7 @@ def load(path: str | Path, *, expected_blocks: int = 0, max_blocks: int | None =
     SnapshotError for any file that is not a good snapshot.
     """
     ensure_ready()
-    try:
-        with Path(path).open("rb") as file:
-            header, arrays = _read(file)
-    except OSError as error:
-        raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
-    except SnapshotError as error:
-        raise SnapshotError(f"{path}: {error}") from None
+    header, arrays = FILE.read(Path(path))
     try:
         index = _restored(header, arrays, CacheIndex(expected_blocks=expected_blocks, max_blocks=max_blocks))
         positions = tuple(_position(each) for each in header["positions"])
@@ -278,96 +249,3 @@ def _restored(header: dict[str, Any], captured: dict[str, NDArray[Any]], index: 
     while index.max_blocks is not None and arrays.used(k.NODES) > index.max_blocks:
         arrays.make_room()  # the bound is lower than it was
     return index
-
-
-def _write(file: BufferedIOBase, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-    described = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    encoded = json.dumps({**header, "byte_order": sys.byteorder, "arrays": described}).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    checksum = Checksum()
-    lengths = VERSION.to_bytes(4, "little") + len(encoded).to_bytes(4, "little")
-    head = [np.frombuffer(piece, np.uint8) for piece in (MAGIC + lengths, encoded)]
-    for content in (*head, *map(_padded, arrays.values())):
-        for piece in _pieces(content):
-            file.write(piece)
-            checksum.add(piece)
-            time.sleep(0)  # other threads get the interpreter now
-    file.write(checksum.digest())
-
-
-def _padded(array: NDArray[Any]) -> NDArray[np.uint8]:
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return np.pad(content, (0, -len(content) % 8)) if len(content) % 8 else content
-
-
-def _read(file: BufferedIOBase) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    size = os.fstat(file.fileno()).st_size
-    prefix = file.read(PREFIX_BYTES)
-    if prefix[: len(MAGIC)] != MAGIC[: len(prefix)] or not prefix:
-        raise SnapshotError("not a snapshot of a cache index")
-    if len(prefix) < PREFIX_BYTES:
-        raise SnapshotError("truncated within its first bytes")
-    version = int.from_bytes(prefix[8:12], "little")
-    if version != VERSION:
-        age = "newer" if version > VERSION else "older"
-        raise SnapshotError(f"has format version {version}, which is {age} than {VERSION}, the one supported")
-    header_bytes = int.from_bytes(prefix[12:16], "little")
-    if PREFIX_BYTES + header_bytes + 8 > size:
-        raise SnapshotError("truncated within its header, or the header's length is corrupt")
-    encoded = file.read(header_bytes)
-    checksum = Checksum()
-    checksum.add(prefix)
-    checksum.add(encoded)
-    try:
-        header = json.loads(encoded)
-        described = {name: (np.dtype(kind), tuple(shape)) for name, (kind, shape) in header["arrays"].items()}
-        counts = {name: _count(shape) for name, (_, shape) in described.items()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise SnapshotError("corrupt: its header cannot be read") from error
-    expected = PREFIX_BYTES + header_bytes + 8
-    expected += sum(-(-counts[name] * kind.itemsize // 8) * 8 for name, (kind, _) in described.items())
-    if size != expected:
-        problem = "truncated" if size < expected else "corrupt: too long"
-        raise SnapshotError(f"{problem}: {size} bytes instead of {expected}")
-    arrays = {}
-    for name, (kind, shape) in described.items():
-        content = np.empty(-(-counts[name] * kind.itemsize // 8) * 8, np.uint8)
-        for piece in _pieces(content):
-            if file.readinto(piece) != len(piece):
-                raise SnapshotError("truncated while it was read")
-            checksum.add(piece)
-        arrays[name] = content[: counts[name] * kind.itemsize].view(kind).reshape(shape)
-    if file.read(8) != checksum.digest():
-        raise SnapshotError("corrupt: its checksum does not fit its content")
-    if header.get("byte_order") != sys.byteorder:
-        raise SnapshotError(f"written on a {header.get('byte_order')}-endian machine")
-    return header, arrays
-
-
-def _count(shape: tuple[Any, ...]) -> int:
-    count = 1
-    for length in shape:
-        if not isinstance(length, int) or length < 0:
-            raise ValueError("a length is no natural number")
-        count *= length
-    return count
-
-
-def _pieces(content: NDArray[np.uint8]) -> Iterator[memoryview]:
-    for start in range(0, len(content), PIECE_BYTES):
-        yield content[start : start + PIECE_BYTES].data
-
-
-class Checksum:
-    """XXH3-64 of the XXH3-64 of the pieces added, whose division is fixed by the format."""
-
-    def __init__(self) -> None:
-        self._hashes: list[int] = []
-
-    def add(self, piece: bytes | memoryview) -> None:
-        words = np.frombuffer(piece, np.uint32)
-        self._hashes.append(int(k.hash_words(words, np.uint64(0), k.secrets_for(0))))
-
-    def digest(self) -> bytes:
-        hashes = np.array(self._hashes, np.uint64).view(np.uint32)
-        return int(k.hash_words(hashes, np.uint64(0), k.secrets_for(0))).to_bytes(8, "little")

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, isnan
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conductor.reuse import kernels
 from conductor.reuse.kernels.layout import (
+    AGE_BINS,
     AGE_EDGES_S,
     C_BLOCKS,
+    C_NEXT_ACCESS,
+    C_NEXT_RECORD,
+    C_OLDEST_ACCESS,
+    C_OLDEST_RECORD,
+    CELLS,
+    LEVELS,
+    R_COLUMNS,
     Floats,
     Words,
     empty_history,
@@ -20,6 +29,11 @@ from conductor.reuse.kernels.layout import (
 )
 
 HORIZON_S: Final = float(AGE_EDGES_S[-1])  # what was not used for so long is taken to be never used again
+
+LAYOUT: Final = [AGE_BINS, CELLS, LEVELS, R_COLUMNS]  # of what is exported
+_RECORDS: Final = ("records", "record_s")
+_ACCESSES: Final = ("access_hash", "access_record", "access_uses")
+Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,60 @@ class ReuseModel:
         """Blocks whose last use is remembered."""
         return int(self._history.counters[C_BLOCKS])
 
+    def exported(self) -> tuple[dict[str, Any], Arrays]:
+        """What `restored` makes an equal model of, as it is now: facts for JSON, and copies of arrays."""
+        history, learned = self._history, self._learned
+        counters = history.counters
+        records = np.arange(counters[C_OLDEST_RECORD], counters[C_NEXT_RECORD])
+        accesses = np.arange(counters[C_OLDEST_ACCESS], counters[C_NEXT_ACCESS])
+        (cells,) = np.nonzero(learned.chances.any(axis=1))
+        facts = {
+            "layout": LAYOUT,
+            "block_tokens": self._block_tokens,
+            "accesses": len(history.access_hash),
+            "window": int(self._window),
+            "latest_s": self._latest_s if isfinite(self._latest_s) else None,
+        }
+        return facts, {
+            "counters": counters.copy(),
+            "passed": history.passed.copy(),
+            **{name: _in_ring(getattr(history, name), records) for name in _RECORDS},
+            **{name: _in_ring(getattr(history, name), accesses) for name in _ACCESSES},
+            "cells": cells,
+            "reuses": learned.reuses[cells],
+            "chances": learned.chances[cells],
+        }
+
+    @classmethod
+    def restored(cls, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], later_s: float) -> Self:
+        """A model as it was exported, all times ``later_s`` later.
+
+        Raises ValueError, LookupError or TypeError for what is no such export.
+        """
+        if facts["layout"] != LAYOUT:
+            raise ValueError(f"arrays are laid out as {facts['layout']}, not as {LAYOUT}")
+        model = cls(facts["block_tokens"], accesses=facts["accesses"], window=facts["window"])
+        if facts["latest_s"] is not None:
+            model._latest_s = facts["latest_s"] + later_s
+        history, learned = model._history, model._learned
+        history.counters[:], history.passed[:] = arrays["counters"], arrays["passed"]
+        counters = history.counters
+        records = np.arange(counters[C_OLDEST_RECORD], counters[C_NEXT_RECORD])
+        accesses = np.arange(counters[C_OLDEST_ACCESS], counters[C_NEXT_ACCESS])
+        for names, numbers in ((_RECORDS, records), (_ACCESSES, accesses)):
+            for name in names:
+                ring = getattr(history, name)
+                if len(numbers) > len(ring):
+                    raise ValueError(f"{len(numbers)} {name} for a ring of {len(ring)}")
+                ring[numbers & (len(ring) - 1)] = arrays[name]
+        history.record_s[records & (len(history.record_s) - 1)] += later_s
+        cells = arrays["cells"]
+        learned.reuses[cells], learned.chances[cells] = arrays["reuses"], arrays["chances"]
+        blocks = kernels.enter_all(history)
+        if blocks != model.known_blocks:
+            raise ValueError(f"{blocks} blocks instead of {model.known_blocks}")
+        return model
+
     def observe(self, hashes: Words, now_s: float, kind: int = 0) -> Visit:
         """A request whose prompt consists of these blocks has come.
 
@@ -132,3 +200,9 @@ class ReuseModel:
         total = float(within[-1])
         wanted = total * np.array(quantiles, np.float64)
         return ReturnForecast(total, tuple(np.interp(wanted, within, AGE_EDGES_S).tolist()))
+
+
+def _in_ring(ring: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+    """A copy of what has these numbers."""
+    found: NDArray[Any] = ring[numbers & (len(ring) - 1)]
+    return found

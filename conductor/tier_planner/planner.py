@@ -13,6 +13,7 @@ from functools import partial
 from heapq import nlargest
 from itertools import count, islice, takewhile
 from operator import itemgetter
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -72,7 +73,8 @@ class _Waiting:
 class TierPlanner:
     """Plans for the sites of one cluster. ``can`` tells which actions somebody carries out between which places.
 
-    ``match`` looks prefixes up, None: in ``index`` alone, by the hashes of engines' blocks.
+    ``match`` looks prefixes up, None: in ``index`` alone, by the hashes of engines' blocks. ``returns`` is what
+    was learned before, by this planner's own to learn on.
     """
 
     def __init__(
@@ -84,11 +86,12 @@ class TierPlanner:
         settings: PlannerSettings = PlannerSettings(),
         *,
         match: Match | None = None,
+        returns: Returns | None = None,
         id_prefix: str = "t",
     ) -> None:
         self.settings = settings
         self._can_do = can
-        self._returns = Returns()
+        self._returns = Returns() if returns is None else returns
         tree = PrefixTree(settings.segments)
         self._demand, self._track = LinkDemand(), TrackRecord()
         match = match or (lambda prefix, stop: index.match(prefix.namespace, prefix.hashes[:stop]))
@@ -100,6 +103,7 @@ class TierPlanner:
         # The same as the segments' own `held_at`, by place.
         self._contents: dict[Place, dict[Segment, Stay]] = {site.place: {} for site in self._outlook.sites}
         self._to_check = deque(self._contents)
+        self._unknown: dict[Place, int] = {}  # blocks that were there before what is known came
         # What was moved or dropped, by its last block: until when it is left alone, the earliest first.
         self._away: dict[tuple[int, Place], float] = {}
         self._ends: dict[Segment, str] = {}  # of conversations, with the instance that served them last
@@ -118,6 +122,7 @@ class TierPlanner:
         self._outlook.sites = Sites(self._outlook.cluster, sites)
         places = {site.place: None for site in self._outlook.sites}
         for gone in self._contents.keys() - places.keys():
+            self._unknown.pop(gone, None)
             for segment in self._contents.pop(gone):
                 del segment.held_at[gone]
         for place in places:
@@ -140,12 +145,20 @@ class TierPlanner:
 
     def plan(self, now_s: float) -> list[TierAction]:
         """What to order now."""
-        self._read_notes(now_s)
+        self.learn(now_s)
         self._track.expire(now_s)
         self._notice_lost(now_s)
         proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
         chosen = select(proposals, self.free_bytes)
         return [self._order(each, now_s) for each in chosen]
+
+    def learn(self, now_s: float) -> None:
+        """Read the notes, as every plan does first."""
+        self._read_notes(now_s)
+
+    def save_returns(self, path: Path, now_s: float, wall_s: float) -> int:
+        """See `Returns.save`. Not while `plan` or `learn` runs."""
+        return self._returns.save(path, now_s, wall_s)
 
     def _can(self, kind: ActionKind, source: Place | None, target: Place) -> bool:
         return kind in self.settings.kinds and self._can_do(kind, source, target)
@@ -170,6 +183,7 @@ class TierPlanner:
             self._hot.used(path, record.placement.overlap_tokens // self._block_tokens, placed_s)
             if record.queue_s > 0.0:
                 self._waiting[record.placement.placement_id] = _Waiting(record, path[-1])
+        self._meet_sites()
         for forgotten in self._outlook.tree.shrink():
             self._ends.pop(forgotten, None)
             self._looked.pop(forgotten, None)
@@ -180,6 +194,15 @@ class TierPlanner:
             del self._waiting[placement_id]
         for key in list(takewhile(lambda each: self._away[each] <= now_s, self._away)):
             del self._away[key]
+
+    def _meet_sites(self) -> None:
+        """What sites have when they are met, none of it known, came before all that will be."""
+        if not self._block_tokens or len(self._unknown) == len(self._contents):
+            return
+        for site in self._outlook.sites:
+            if site.place not in self._unknown:
+                known = sum(segment.blocks for segment in self._contents[site.place])
+                self._unknown[site.place] = max(self._held_tokens(site) // self._block_tokens - known, 0)
 
     def _keep(self, path: list[Segment], record: PlacementRecord) -> None:
         """The prompt is stored where it is computed, and written through to what its instance loads from."""
@@ -211,7 +234,10 @@ class TierPlanner:
 
     def _put(self, segment: Segment, place: Place, stay: Stay) -> None:
         before = segment.held_at.get(place)
-        if before is not None:
+        if before is None:
+            if self._unknown.get(place):
+                self._unknown[place] = max(self._unknown[place] - segment.blocks, 0)
+        else:
             stay = Stay(
                 max(before.last_used_s, stay.last_used_s), max(before.held_until_s, stay.held_until_s)
             )
@@ -279,8 +305,10 @@ class TierPlanner:
             segments = self._contents[place]
             for segment in list(islice(segments, CHECKED_AT_ONCE)):
                 stay = segments.pop(segment)
-                there = stay.held_until_s > now_s or self._outlook.blocks_at(segment, place) > 0
-                if there:  # or on its way
+                # What is before it has been looked up in its turn: without that it is of no use.
+                usable = segment.parent is None or place in segment.parent.held_at
+                there = usable and self._outlook.blocks_at(segment, place) > 0
+                if there or stay.held_until_s > now_s:  # it may be on its way
                     segments[segment] = stay  # behind those to be checked next
                 else:
                     del segment.held_at[place]
@@ -289,7 +317,7 @@ class TierPlanner:
         if not self._block_tokens:
             return
         full = [
-            FullSite(site, self._contents[site.place], blocks)
+            FullSite(site, self._contents[site.place], blocks, self._unknown.get(site.place, 0))
             for site, blocks in self._outlook.sites.full(self._outlook.index, self._block_tokens)
             if self._can(ActionKind.EVICT, None, site.place)
         ]

@@ -10,7 +10,6 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 
 from conductor.actions import ActionKind
@@ -27,45 +26,49 @@ _parent_of = attrgetter("parent")
 
 @dataclass(frozen=True, slots=True)
 class FullSite:
-    """A site, the segments that it should have with their stays there, and the blocks that it has."""
+    """A site, the segments that it should have with their stays there, and the blocks that it has.
+
+    ``unknown_blocks`` were there before all that is known: they are what the engine itself drops first.
+    """
 
     site: Site
     stays: Mapping[Segment, Stay]
     used_blocks: int
+    unknown_blocks: int = 0
+
+    def surplus(self, block_tokens: int) -> int:
+        """Blocks that are to be dropped of those that are known."""
+        return self.used_blocks - self.unknown_blocks - int(LOW * (self.site.capacity_tokens // block_tokens))
 
 
 def make_room(
     outlook: Outlook, full: Sequence[FullSite], block_tokens: int, now_s: float
 ) -> Iterator[Proposal]:
     """Orders to drop what full sites should not keep. Their stays must not change until the last one."""
-    # Children are asked, not parents: what many prompts begin with has thousands of children elsewhere.
-    behind = [Counter(map(_parent_of, each.stays)) for each in full]
-    ends = [[s for s in each.stays if s not in left] for each, left in zip(full, behind, strict=True)]
+    full = [each for each in full if each.surplus(block_tokens) > 0]
     # All at once: it is by far less than one by one.
-    rates = iter(outlook.returns.rates([*chain.from_iterable(ends)], now_s).tolist())
-    for each, left, last in zip(full, behind, ends, strict=True):
-        rated = dict(zip(last, rates))  # noqa: B905 -- the others are the next sites'
-        yield from _room_at(outlook, each, left, rated, block_tokens, now_s)
+    rates = iter(outlook.returns.rates([s for each in full for s in each.stays], now_s).tolist())
+    for each in full:
+        rate_of = dict(zip(each.stays, rates))  # noqa: B905 -- the others are the next sites'
+        yield from _room_at(outlook, each, rate_of, block_tokens, now_s)
 
 
 def _room_at(
-    outlook: Outlook,
-    full: FullSite,
-    left: Counter[Segment | None],
-    rated: dict[Segment, float],
-    block_tokens: int,
-    now_s: float,
+    outlook: Outlook, full: FullSite, rate_of: dict[Segment, float], block_tokens: int, now_s: float
 ) -> Iterator[Proposal]:
-    """``left`` are the segments there that go on behind each, ``rated`` those behind which none does."""
     site, used_blocks, stays = full.site, full.used_blocks, full.stays
     capacity = site.capacity_tokens // block_tokens
-    wanted = used_blocks - int(LOW * capacity)
+    wanted = full.surplus(block_tokens)
+    # Segments here that go on behind each. Children are asked, not parents: what many prompts begin with has
+    # thousands of children elsewhere.
+    left = Counter(map(_parent_of, stays))
     ends = [
-        (rate * _nearness(s, stays[s]), s.last_used_s, number, s)
-        for number, (s, rate) in enumerate(rated.items())
+        (rate_of[s] * _nearness(s, stay), s.last_used_s, number, s)
+        for number, (s, stay) in enumerate(stays.items())
+        if s not in left
     ]
     heapq.heapify(ends)
-    numbers = len(ends)
+    numbers = len(stays)
     while ends and wanted > 0:
         rate, _, _, segment = heapq.heappop(ends)
         if stays[segment].held_until_s > now_s:
@@ -96,11 +99,8 @@ def _room_at(
         if parent is not None and parent in stays:
             left[parent] -= 1
             if not left[parent]:
-                if parent not in rated:  # nor are those before it
-                    before = [each for each in parent.path() if each in stays]
-                    rated.update(zip(before, outlook.returns.rates(before, now_s).tolist(), strict=True))
                 numbers += 1
-                rate = max(rate, rated[parent] * _nearness(parent, stays[parent]))
+                rate = max(rate, rate_of[parent] * _nearness(parent, stays[parent]))
                 heapq.heappush(ends, (rate, parent.last_used_s, numbers, parent))
 
 

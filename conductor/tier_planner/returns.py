@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_index import SnapshotError
+from cache_index.array_file import ArrayFile, Arrays
 from conductor.actions import Prefix
 from conductor.reuse import ReuseModel
 from conductor.tier_planner.prefix_tree import Segment
 
 Floats = NDArray[np.float64]
+# The version goes up when cells come to mean something else, too (`conductor.reuse.kernels.circumstances`).
+_FILE: Final = ArrayFile("what was learned of reuse", b"KVREUSE\n", 1)
 
 
 class Returns:
@@ -32,6 +38,37 @@ class Returns:
         if model is None:
             model = self._models[block_tokens] = ReuseModel(block_tokens)
         model.observe(prefix.hashes ^ prefix.namespace.domain_word, now_s, _kind(route))
+
+    def save(self, path: Path, now_s: float, wall_s: float) -> int:
+        """Write all of it, atomically; the bytes written. ``now_s`` is the clock of requests, at ``wall_s``.
+
+        OSError when the file cannot be written.
+        """
+        facts: list[dict[str, Any]] = []
+        arrays: Arrays = {}
+        for number, model in enumerate(self._models.values()):
+            about, content = model.exported()
+            facts.append(about)
+            arrays |= {f"{number}.{name}": array for name, array in content.items()}
+        header = {"seen": self.seen, "now_s": now_s, "wall_s": wall_s, "models": facts}
+        return _FILE.write(path, header, arrays)
+
+    @classmethod
+    def load(cls, path: Path, now_s: float, wall_s: float) -> Returns:
+        """What was saved, as old as it has become since. SnapshotError for any file that is not good."""
+        header, arrays = _FILE.read(path)
+        returns = cls()
+        try:
+            down_s = max(wall_s - header["wall_s"], 0.0)  # a clock that was set back tells nothing
+            later_s = now_s - header["now_s"] - down_s
+            returns.seen = int(header["seen"])
+            for number, facts in enumerate(header["models"]):
+                start = f"{number}."
+                mine = {name[len(start) :]: each for name, each in arrays.items() if name.startswith(start)}
+                returns._models[facts["block_tokens"]] = ReuseModel.restored(facts, mine, later_s)
+        except (LookupError, ValueError, TypeError) as error:
+            raise SnapshotError(f"{path}: the content does not fit together: {error}") from error
+        return returns
 
     def probability(self, segment: Segment, within_s: float, now_s: float) -> float:
         """That a prompt has the segment again before ``now_s + within_s``."""

@@ -62,6 +62,18 @@ def erase(history, at):
 
 
 @inlined
+def enter_accesses(history):
+    """Fill an empty table with the accesses there are; returns the blocks that they are of."""
+    counters = history.counters
+    blocks = np.int64(0)
+    for access in range(counters[C_OLDEST_ACCESS], counters[C_NEXT_ACCESS]):
+        at = find(history, history.access_hash[access & (history.access_hash.shape[0] - 1)])
+        blocks += history.table[at] == NONE
+        history.table[at] = access
+    return blocks
+
+
+@inlined
 def forget_access(history):
     """Forget the oldest access, and its block if it was not used since."""
     counters = history.counters

@@ -9,7 +9,7 @@ import numpy as np
 from cache_index.kernel_cache import cached_njit
 from cache_index.kernel_set import inlined
 from conductor.reuse.kernels.ages import age_bin
-from conductor.reuse.kernels.blocks import NONE, last_access, new_access, new_record
+from conductor.reuse.kernels.blocks import NONE, enter_accesses, last_access, new_access, new_record
 from conductor.reuse.kernels.circumstances import (
     BEGINNING,
     BESIDE,
@@ -156,6 +156,14 @@ def observe(
 
 
 observe = cached_njit(observe, DIRECTORY)
+
+
+def enter_all(history: History) -> int:
+    """Fill an empty table with the accesses that a history has; returns the blocks that they are of."""
+    return int(enter_accesses(history))
+
+
+enter_all = cached_njit(enter_all, DIRECTORY)
 
 
 def retention_values(
