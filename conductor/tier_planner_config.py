@@ -32,6 +32,11 @@ class TierPlannerConfig(BaseModel):
         Field(ge=0, description="Requests before what is dropped and prefetched rests on what was learned."),
     ] = 1_000
 
+    save_interval_s: Annotated[
+        _Positive,
+        Field(description="With `state_dir`: how often what was learned is saved, besides at the end."),
+    ] = 60.0
+
     @property
     def enabled(self) -> bool:
         return bool(self.actions)

@@ -13,21 +13,25 @@ from conductor.configuration_faults import ConfigError
 from conductor.index_snapshots import SNAPSHOT_NAME, IndexSnapshots, restore
 from conductor.state_store import FileStateStore, MemoryStateStore, StateStore
 
+REUSE_NAME = "reuse-snapshot"  # in the folder for state
+
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """``snapshot`` None: nothing is kept."""
+    """``snapshot`` is the index's file, ``reuse`` that of what the tier planner learned. None: nothing is kept."""
 
     store: StateStore
     snapshot: Path | None
+    reuse: Path | None
 
 
 def open_state(config: Config) -> KeptState:
     """ConfigError when the folder cannot be made."""
     if config.state_dir is None:
-        return KeptState(MemoryStateStore(), None)
+        return KeptState(MemoryStateStore(), None, None)
     try:
-        return KeptState(FileStateStore(config.state_dir), config.state_dir / SNAPSHOT_NAME)
+        folder = config.state_dir
+        return KeptState(FileStateStore(folder), folder / SNAPSHOT_NAME, folder / REUSE_NAME)
     except OSError as error:
         raise ConfigError(
             f"state_dir: cannot make the folder {config.state_dir} ({error.strerror}); "

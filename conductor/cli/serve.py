@@ -204,7 +204,7 @@ async def _serve(config: Config) -> None:
         registry.register(PlacementCollector(scheduler, clock, reservations, journal))
         embedded = [] if emulated is None else emulated.instances()
         actions = make_runner(config, cluster, feeds, client, clock, stack, embedded)
-        planning = make_planning(config, scheduler, actions, feeds, clock, id_prefix, embedded)
+        planning = make_planning(config, scheduler, actions, feeds, clock, id_prefix, embedded, state.reuse)
         registry.register(ActionCollector(actions, planning))
         orders = CacheOrders(
             actions, cluster, index, feeds.prompts, clock, aliases=scheduler.aliases, id_prefix=id_prefix
@@ -287,6 +287,7 @@ async def _serve(config: Config) -> None:
         )
         await start_runner(actions, feeds, stack)
         if planning is not None:
+            stack.callback(planning.save)
             stack.callback(asyncio.create_task(planning.plan_forever()).cancel)
         monitor.start()
         membership.watcher = monitor

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -34,7 +35,7 @@ from conductor.instance_config import InstanceConfig
 from conductor.scheduler import Scheduler
 from conductor.tier_config import MooncakePoolConfig
 from conductor.tier_planner import TierPlanner
-from conductor.tier_planning import TierPlanning
+from conductor.tier_planning import KeptReturns, TierPlanning
 from conductor.tier_room import TierRoom
 
 _CLOSE_GRACE_S = 2.0
@@ -100,10 +101,15 @@ def make_planning(
     clock: Callable[[], float],
     id_prefix: str,
     embedded: Sequence[InstanceConfig] = (),
+    reuse: Path | None = None,
 ) -> TierPlanning | None:
-    """None without a planner; it hears of every placement from now on."""
+    """None without a planner; it hears of every placement from now on.
+
+    ``reuse`` is the file of what it learned, None: that is not kept.
+    """
     if not config.tier_planner.enabled:
         return None
+    kept = None if reuse is None else KeptReturns(reuse, config.tier_planner.save_interval_s)
     sites = TierSites(config, scheduler.cluster, feeds, embedded)
     planner = TierPlanner(
         scheduler.cluster,
@@ -112,10 +118,11 @@ def make_planning(
         lambda kind, source, target: runner.executor_for(kind, source, target) is not None,
         config.tier_planner.settings(),
         match=partial(_match, feeds.prompts),
+        returns=None if kept is None else kept.load(clock()),
         id_prefix=f"{id_prefix}t",
     )
     scheduler.on_placed = planner.placed
-    return TierPlanning(planner, runner.ledger, sites.now, clock)
+    return TierPlanning(planner, runner.ledger, sites.now, clock, kept)
 
 
 def _match(prompts: PromptMatcher, prefix: Prefix, stop: int) -> NDArray[np.int32]:

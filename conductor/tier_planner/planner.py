@@ -156,6 +156,11 @@ class TierPlanner:
         """Read the notes, as every plan does first."""
         self._read_notes(now_s)
 
+    @property
+    def requests_seen(self) -> int:
+        """From which was learned, by planners before this one too."""
+        return self._returns.seen
+
     def save_returns(self, path: Path, now_s: float, wall_s: float) -> int:
         """See `Returns.save`. Not while `plan` or `learn` runs."""
         return self._returns.save(path, now_s, wall_s)

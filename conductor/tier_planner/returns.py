@@ -30,6 +30,11 @@ class Returns:
         self.seen = 0  # prompts
         self._models: dict[int, ReuseModel] = {}
 
+    @property
+    def known_blocks(self) -> int:
+        """Blocks whose last use is remembered."""
+        return sum(model.known_blocks for model in self._models.values())
+
     def observe(self, prefix: Prefix, now_s: float, route: str = "") -> None:
         """A prompt came, by a route: what is said of it is learned for the route."""
         self.seen += 1

@@ -1,5 +1,6 @@
 """`conductor serve` is stopped and started again over engines that go on."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def test_the_index_survives_and_continues(tmp_path: Path) -> None:
     config.write_text(
         f"instances: [{{id: e0, url: '{url}'}}]\nstate_dir: {tmp_path / 'state'}\n"
         "index: {max_blocks: 100000, snapshot_interval_s: 3600}\n"
+        "tier_planner: {actions: all, save_interval_s: 3600}\n"
     )
     try:
         wait_for(lambda: _answers(url))
@@ -52,6 +54,9 @@ def test_the_index_survives_and_continues(tmp_path: Path) -> None:
             assert door.stop(signal.SIGTERM) == 0
         _complete(url, PROMPT + [9] * 32)
         with front_door(tmp_path, "--config", str(config)) as door:
+            loaded = [line for line in door.log.read_text().splitlines() if "of reuse is loaded" in line]
+            ((requests, blocks),) = [(log["requests"], log["blocks"]) for log in map(json.loads, loaded)]
+            assert (requests, blocks) == (5, 20)
             wait_for(lambda: door.get("/v1/cache/tree")["blocks"] == 22)
             after = door.get("/v1/cache/streams")["streams"][0]
             assert after["last_seq"] > before["last_seq"] == before["batches"] - 1

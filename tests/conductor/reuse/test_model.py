@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -248,3 +249,54 @@ def test_a_block_twice_in_a_prompt_counts_once() -> None:
     model = ReuseModel(BLOCK_TOKENS)
     model.observe(np.array([1, 2, 1, 3], np.uint64), 0.0)
     assert model.known_blocks == 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, 4), st.integers(1, 20), st.sampled_from([0.5, 20.0, 400.0]), st.integers(0, 1)
+        ),
+        max_size=60,
+    ),
+    cut=st.integers(0, 60),
+    later_s=st.sampled_from([0.0, -1e6, 300.0]),
+)
+def test_a_restored_model_says_and_learns_the_same(
+    requests: list[tuple[int, int, float, int]], cut: int, later_s: float
+) -> None:
+    """Rings of 128 accesses are overrun on the way."""
+    model, restored = ReuseModel(BLOCK_TOKENS, accesses=128), None
+    now_s = 0.0
+    for number, (user, blocks, pause_s, kind) in enumerate([*requests, (0, 3, 1.0, 0)]):
+        if number == min(cut, len(requests)):
+            facts, arrays = model.exported()
+            restored = ReuseModel.restored(json.loads(json.dumps(facts)), arrays, later_s)
+        now_s += pause_s
+        visit = model.observe(prompt(1_000 * user, blocks), now_s, kind)
+        if restored is None:
+            continue
+        then_s = now_s + later_s
+        assert restored.observe(prompt(1_000 * user, blocks), then_s, kind) == visit
+        assert restored.known_blocks == model.known_blocks
+        asked = np.concatenate([prompt(1_000 * each, 20) for each in range(5)])
+        mine = model.reuse_probabilities(asked, now_s + 60.0, now_s)
+        assert restored.reuse_probabilities(asked, then_s + 60.0, then_s) == pytest.approx(mine, abs=1e-6)
+    assert restored is not None
+    asked, then_s = np.concatenate([prompt(1_000 * each, 20) for each in range(5)]), now_s + 10.0
+    values = model.retention_values(asked, then_s)
+    assert restored.retention_values(asked, then_s + later_s) == pytest.approx(values, abs=1e-6)
+
+
+def test_what_is_no_export_is_refused() -> None:
+    model = ReuseModel(BLOCK_TOKENS)
+    model.observe(prompt(1, 5), 1.0)
+    facts, arrays = model.exported()
+    with pytest.raises(ValueError, match="laid out"):
+        ReuseModel.restored({**facts, "layout": [1, 2, 3, 4]}, arrays, 0.0)
+    with pytest.raises(LookupError):
+        ReuseModel.restored(facts, {}, 0.0)
+    with pytest.raises(ValueError, match="blocks instead of"):
+        ReuseModel.restored(facts, {**arrays, "access_hash": np.zeros(5, np.uint64)}, 0.0)
+    with pytest.raises(ValueError):
+        ReuseModel.restored(facts, {**arrays, "access_hash": np.zeros(4, np.uint64)}, 0.0)

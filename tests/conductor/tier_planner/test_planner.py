@@ -145,6 +145,32 @@ def test_a_full_tier_drops_what_never_returned_and_not_what_does() -> None:
         assert held <= 2_500
 
 
+def test_what_was_there_before_is_left_to_its_engine_to_drop() -> None:
+    """A planner that starts over full tiers drops nothing of what it knows while there is older than that."""
+    planned = Planned(ActionKind.EVICT, host_blocks=1_000, pool=False)
+    older = {}
+    for name in ("m0", "m1"):
+        older[name] = deque(sequence_hashes(request(16_000, seed=len(name + name)).tokens, BLOCK).tolist())
+        planned.index.store(Holder(name), Tier.HOST, NAMESPACE, np.array(older[name], np.uint64))
+    came, dropped = dict.fromkeys(older, 0), dict.fromkeys(older, 0)
+    for seed in range(60):
+        now_s = 10.0 * seed
+        name = planned.serve(turn(1_600, 200 + seed), now_s)
+        came[name] += 100
+        gone = [older[name].popleft() for _ in range(min(100, len(older[name])))]
+        planned.lose(Holder(name), Tier.HOST, np.array(gone, np.uint64))
+        for action in planned.planner.plan(now_s + 9.0):
+            assert action.prefix is not None
+            where = action.target.holder.instance_id
+            assert came[where] >= 1_000, "there is older"
+            dropped[where] += action.blocks
+            planned.lose(*action.target, action.prefix.hashes[action.start : action.stop])
+    for name, blocks in came.items():
+        held = planned.index.held_blocks(Holder(name), Tier.HOST)
+        assert held <= 1_000
+        assert dropped[name] == blocks - held > 0
+
+
 def test_what_a_route_tells_of_its_prompts_is_learned() -> None:
     """Conversations of one route go on after half a minute, those of another never do; nothing else differs."""
     planned = Planned(ActionKind.EVICT, host_blocks=600, pool=False)
