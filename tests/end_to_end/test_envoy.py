@@ -151,7 +151,9 @@ def test_how_the_end_of_a_request_is_known(cluster: Cluster, tmp_path: Path) -> 
     for name, how in ends.items():
         with envoy(tmp_path, cluster.urls, cluster.port, with_modes(MODES[name])) as gateway:
             before = cluster.ended(how)
-            asked = chat(fresh(), max_tokens=40, stream=True, stream_options={"include_usage": True})
+            asked = chat(
+                fresh(), max_tokens=40, ignore_eos=True, stream=True, stream_options={"include_usage": True}
+            )
             answer = gateway.http.post("/v1/chat/completions", json=asked)
             assert answer.status_code == 200
             cluster.door.wait_until(lambda before=before, how=how: cluster.ended(how) == before + 1, name)

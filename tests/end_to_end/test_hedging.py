@@ -18,7 +18,8 @@ def test_a_second_engine_answers_for_one_that_stands_still(tmp_path: Path) -> No
         body = {"model": MODEL, "prompt": list(range(5, 325)), "max_tokens": 2}
         for _ in range(70):  # until it is known what is late
             answer = door.http.post("/v1/completions", json=body)
-        victim = answer.headers["x-conductor-decode-instance"]
+        query = {"model": MODEL, "token_ids": body["prompt"]}
+        victim = door.http.post("/v1/placements?dry_run=true", json=query).json()["decode_instance"]
         pid = door.engine_pids()[victim]
         os.kill(pid, signal.SIGSTOP)
         try:
