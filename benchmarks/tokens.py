@@ -7,8 +7,8 @@ A chat grows turn by turn to 8, 32 and 128 KB of rendered text. Three ways to it
 - new turn: the same when all but the last exchange was tokenized before.
 
 The last two include rendering the chat template; `direct` does not. Beside them stands how long the template takes
-over messages that it has rendered before. Medians over chats of different text. Before anything is timed, the tokens
-of all three are compared.
+over messages that it has rendered before. Medians over chats of different text. Before anything is timed, the
+tokens of all three are compared.
 """
 
 from __future__ import annotations
