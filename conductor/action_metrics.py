@@ -62,8 +62,3 @@ class ActionCollector(Collector):
             yield CounterMetricFamily(
                 "conductor_tier_planning_seconds", "Time that they took", value=self._planning.planning_s
             )
-            yield GaugeMetricFamily(
-                "conductor_tier_planned_sites_ratio",
-                "Share of the full sites at which a round makes room, for what it may cost",
-                value=self._planning.full_sites,
-            )

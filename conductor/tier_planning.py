@@ -17,9 +17,6 @@ from conductor.action_ledger import ActionLedger
 from conductor.actions import TierAction
 from conductor.tier_planner import Returns, Site, TierPlanner
 
-MOST_OF_A_CORE = 0.05  # what planning may take of one
-_RECOVERY = 1.25  # by how much the share of full sites grows at most, from round to round
-
 _log = structlog.get_logger(__name__)
 
 
@@ -48,9 +45,6 @@ class TierPlanning:
 
     ``sites`` tells, before every plan, where blocks may be put: instances and cache servers come and go.
     Nothing is planned while ``leads`` says no: another conductor does. What is learned of requests goes on.
-
-    Where planning takes more of a core than it may, by ``cpu_clock`` (of the calling thread), room is made at fewer
-    of the full sites in each round; meanwhile the others' engines drop by their own rule.
     """
 
     def __init__(
@@ -60,18 +54,15 @@ class TierPlanning:
         sites: Callable[[], Sequence[Site]],
         clock: Callable[[], float],
         kept: KeptReturns | None = None,
-        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.plans = 0
         self.planning_s = 0.0
-        self.full_sites = 1.0  # the share of them at which a round makes room
         self.leads: Callable[[], bool] = lambda: True
         self._planner = planner
         self._ledger = ledger
         self._sites = sites
         self._known_sites: Sequence[Site] = ()
         self._clock = clock
-        self._cpu_clock = cpu_clock
         self._kept = kept
         self._turn = threading.Lock()  # of the planner: a thread that plans outlives its round's cancellation
         self._save_at_s = clock() + (inf if kept is None else kept.interval_s)
@@ -132,12 +123,7 @@ class TierPlanning:
 
     def _plan(self, now_s: float) -> list[TierAction]:
         with self._turn:
-            begun_s = self._cpu_clock()
-            actions = self._planner.plan(now_s, self.full_sites)
-            allowed = MOST_OF_A_CORE * self._planner.settings.every_s
-            spent = self._cpu_clock() - begun_s
-            self.full_sites = min(self.full_sites * min(allowed / max(spent, 1e-9), _RECOVERY), 1.0)
-            return actions
+            return self._planner.plan(now_s)
 
     def _learn(self, now_s: float) -> None:
         with self._turn:

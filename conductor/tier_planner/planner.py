@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
 from itertools import count, islice, takewhile
-from math import ceil
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
@@ -113,7 +112,6 @@ class TierPlanner:
         self._waiting: dict[str, _Waiting] = {}
         self._hot = HotPrefixes()
         self._pins = Pins()
-        self._turn = 0  # of the full sites: whose it is to have room made
         self._numbers = count(1)
         self._id_prefix = id_prefix
         self._block_tokens = 0
@@ -145,12 +143,12 @@ class TierPlanner:
         if action.kind is ActionKind.PIN:
             self._pins.forget(*key)
 
-    def plan(self, now_s: float, full_sites: float = 1.0) -> list[TierAction]:
-        """What to order now. Room is made at this share of the full sites, by turns."""
+    def plan(self, now_s: float) -> list[TierAction]:
+        """What to order now."""
         self.learn(now_s)
         self._track.expire(now_s)
         self._notice_lost(now_s)
-        proposals = [each for each in self._proposals(now_s, full_sites) if each.kind in self.settings.kinds]
+        proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
         chosen = select(proposals, self.free_bytes)
         return [self._order(each, now_s) for each in chosen]
 
@@ -252,7 +250,7 @@ class TierPlanner:
 
     # ---- rules ----
 
-    def _proposals(self, now_s: float, full_sites: float) -> Iterator[Proposal]:
+    def _proposals(self, now_s: float) -> Iterator[Proposal]:
         kinds, outlook = self.settings.kinds, self._outlook
         hot = list(self._hot.now(now_s))
         if ActionKind.PROMOTE in kinds:
@@ -273,7 +271,7 @@ class TierPlanner:
             yield from self._pins.pin(outlook, hot, now_s)
             yield from self._pins.unpin(outlook, now_s)
         if ActionKind.EVICT in kinds and knows:
-            yield from self._evictions(now_s, full_sites)
+            yield from self._evictions(now_s)
 
     def _prefetches(self, now_s: float) -> Iterator[Proposal]:
         """For the conversations that are likeliest to go on soon and that their instance has not at hand."""
@@ -320,7 +318,7 @@ class TierPlanner:
                 else:
                     del segment.held_at[place]
 
-    def _evictions(self, now_s: float, share: float) -> Iterator[Proposal]:
+    def _evictions(self, now_s: float) -> Iterator[Proposal]:
         if not self._block_tokens:
             return
         full = [
@@ -328,12 +326,7 @@ class TierPlanner:
             for site, blocks in self._outlook.sites.full(self._outlook.index, self._block_tokens)
             if self._can(ActionKind.EVICT, None, site.place)
         ]
-        if not full:
-            return
-        first = self._turn % len(full)
-        some = [*full[first:], *full[:first]][: ceil(share * len(full))]
-        self._turn = first + len(some)
-        for order in make_room(self._outlook, some, self._block_tokens, now_s):
+        for order in make_room(self._outlook, full, self._block_tokens, now_s):
             if order.kind is ActionKind.DEMOTE:
                 yield from self._settled([order], now_s)
                 continue

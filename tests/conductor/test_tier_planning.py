@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from itertools import repeat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 from cluster_factory import BLOCK, make_scheduler, request
 from structlog.testing import capture_logs
 
@@ -16,19 +14,16 @@ from cache_index import Holder, Namespace, Tier, sequence_hashes
 from conductor.action_ledger import ActionLedger, ActionState
 from conductor.actions import ActionKind, Place
 from conductor.tier_planner import PlannerSettings, Site, TierPlanner
-from conductor.tier_planning import MOST_OF_A_CORE, KeptReturns, TierPlanning
+from conductor.tier_planning import KeptReturns, TierPlanning
 
 HOST = Place(Holder("m0"), Tier.HOST)
 SITES = [Site(HOST, 100 * BLOCK, frozenset({"m0"}))]
 
 
 def planning(
-    can: Callable[[], bool] = lambda: True,
-    kept: KeptReturns | None = None,
-    cpu: Iterator[float] | None = None,
+    can: Callable[[], bool] = lambda: True, kept: KeptReturns | None = None
 ) -> tuple[TierPlanning, ActionLedger]:
     """One instance whose host tier of 100 blocks is full of prompts that came once."""
-    cpu_times = cpu or repeat(0.0)
     scheduler = make_scheduler("m")
     planner = TierPlanner(
         scheduler.cluster,
@@ -45,7 +40,7 @@ def planning(
         hashes = sequence_hashes(asked.tokens, BLOCK)
         scheduler.index.store(HOST.holder, HOST.tier, Namespace("llama", BLOCK), hashes)
     ledger = ActionLedger()
-    return TierPlanning(planner, ledger, lambda: SITES, lambda: 100.0, kept, lambda: next(cpu_times)), ledger
+    return TierPlanning(planner, ledger, lambda: SITES, lambda: 100.0, kept), ledger
 
 
 async def test_what_is_planned_is_ordered() -> None:
@@ -58,16 +53,6 @@ async def test_what_is_planned_is_ordered() -> None:
         ledger.completed(action.action_id, action.blocks, 100.0)
     await loop.plan()
     assert loop.plans == 2
-
-
-async def test_rounds_that_cost_too_much_look_after_fewer_sites() -> None:
-    loop, _ = planning(cpu=iter([0.0, 1.0, 1.0, 1.0, 1.0, 1.0]))
-    assert loop.full_sites == 1.0
-    await loop.plan()
-    assert loop.full_sites == pytest.approx(MOST_OF_A_CORE * 0.02 / 1.0)
-    before = loop.full_sites
-    await loop.plan()
-    assert loop.full_sites == pytest.approx(1.25 * before)
 
 
 async def test_a_rule_that_fails_costs_its_round_and_no_more() -> None:

@@ -171,15 +171,6 @@ def test_what_was_there_before_is_left_to_its_engine_to_drop() -> None:
         assert dropped[name] == blocks - held > 0
 
 
-def test_with_half_of_the_full_sites_a_round_they_take_turns() -> None:
-    planned = Planned(ActionKind.EVICT, host_blocks=1_000, pool=False)
-    for seed in range(24):
-        planned.serve(turn(1_600, 200 + seed), 10.0 * seed)
-    assert min(planned.index.held_blocks(Holder(name), Tier.HOST) for name in ("m0", "m1")) >= 1_000
-    rounds = [{a.target.holder.instance_id for a in planned.planner.plan(250.0 + at, 0.5)} for at in range(2)]
-    assert sorted(rounds, key=min) == [{"m0"}, {"m1"}]
-
-
 def test_what_a_route_tells_of_its_prompts_is_learned() -> None:
     """Conversations of one route go on after half a minute, those of another never do; nothing else differs."""
     planned = Planned(ActionKind.EVICT, host_blocks=600, pool=False)
