@@ -233,15 +233,16 @@ class Decider:
                 if roster is not None:
                     self._rosters[model] = roster
         if roster is None:
-            raise UnknownModelError(self._why_unknown(model))
+            raise self._why_no_roster(model)
         return roster
 
-    def _why_unknown(self, model: str) -> str:
+    def _why_no_roster(self, model: str) -> PlacementError:
+        """What is served is known of instances once they are up: before that, no model is unknown."""
         served = [card.model for card in self.models()]
         if not served:
             waiting = ", ".join(i.instance_id for i in self._cluster) or "none"
-            return f"no instance is up yet, so no model is served (configured: {waiting}); retry shortly"
-        return f"the model {model!r} is not served here; served: {', '.join(served)}"
+            return NoInstanceError(f"no instance is up, so no model is served (configured: {waiting})")
+        return UnknownModelError(f"the model {model!r} is not served here; served: {', '.join(served)}")
 
 
 def _why_none(model: str, candidates: Candidates) -> PlacementError:

@@ -103,6 +103,23 @@ def test_an_unknown_model_is_refused_with_those_served() -> None:
         make_scheduler().place(request(model="gpt-5"), 0.0)
 
 
+def test_before_any_instance_is_up_no_model_is_unknown() -> None:
+    """Clients come again after 503, and give up after 404."""
+    scheduler = make_scheduler("")
+    scheduler.cluster.add(
+        make_instance(
+            instance_id="m0",
+            url="http://10.0.0.1:8000",
+            role=Role.MIXED,
+            instance_class=LLAMA_8B_H100,
+            protocol="vllm-nixl",
+        )
+    )
+    for place in (scheduler.place, scheduler.anywhere):
+        with pytest.raises(NoInstanceError, match=r"no instance is up.*configured: m0"):
+            place(request(64), 0.0)
+
+
 def test_half_a_cluster_cannot_serve_and_says_what_is_missing() -> None:
     scheduler = make_scheduler("pd")
     assert scheduler.why_not_ready(0.0) is None
