@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -42,7 +43,8 @@ class EmulatedCluster:
     ) -> None:
         assert config.cluster is not None
         self.host = host
-        self.engines = _plan(config, host, log_level)
+        self._held_ports = contextlib.ExitStack()
+        self.engines = _plan(config, host, log_level, self._held_ports)
         self._instance_class = config.profile
         self._protocol = config.protocol
         self._restart_after_s = config.restart_after_s
@@ -89,6 +91,7 @@ class EmulatedCluster:
                         engine.send_signal(signal.SIGKILL)
                 await asyncio.wait(late)
         await self._nursery.close()
+        self._held_ports.close()
 
     async def _spawn(self, engine: EngineProcess) -> None:
         self._running[engine.instance_id] = await self._nursery.begin(
@@ -109,10 +112,16 @@ class EmulatedCluster:
                 await self._spawn(engine)
 
 
-def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProcess]:
+def _plan(
+    config: EmulationConfig, host: str, log_level: str, held_ports: contextlib.ExitStack
+) -> list[EngineProcess]:
     shape = read_cluster_shape(config.cluster or "")
     roles = [role for role, count in shape.items() for _ in range(count)]
-    ports = _ports(host, config.base_port, PORTS_OF_AN_ENGINE * len(roles))
+    count = PORTS_OF_AN_ENGINE * len(roles)
+    if config.base_port:
+        ports = list(range(config.base_port, config.base_port + count))
+    else:
+        ports = [held_ports.enter_context(_held_port(host)) for _ in range(count)]
     counts: dict[Role, int] = {}
     engines = []
     for i, role in enumerate(roles):
@@ -134,14 +143,15 @@ def _plan(config: EmulationConfig, host: str, log_level: str) -> list[EngineProc
     return engines
 
 
-def _ports(host: str, base_port: int, count: int) -> list[int]:
-    """Consecutive ports from ``base_port``, or free ones when it is 0."""
-    if base_port:
-        return list(range(base_port, base_port + count))
-    with contextlib.ExitStack() as open_sockets:
-        ports = []
-        for _ in range(count):
-            probe = open_sockets.enter_context(socket.socket())
-            probe.bind((host, 0))
-            ports.append(int(probe.getsockname()[1]))
-        return ports
+@contextlib.contextmanager
+def _held_port(host: str) -> Iterator[int]:
+    """A free port that the kernel gives to nobody else; an engine may listen there, end, and come back.
+
+    A socket bound with SO_REUSEADDR that does not listen keeps no other with that option from listening there
+    (Linux, `inet_csk_bind_conflict`); a port only looked up would be anybody's until the engine has begun, and
+    while it is away.
+    """
+    with socket.socket() as holding:
+        holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holding.bind((host, 0))
+        yield int(holding.getsockname()[1])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from conductor.cli.emulation import EmulatedCluster
 from conductor.config import EmulationConfig
@@ -62,6 +64,20 @@ async def test_an_engine_that_is_killed_comes_back_where_it_was() -> None:
     finally:
         await cluster.stop()
     assert not any(alive(pid) for pid in cluster.pids().values())
+
+
+async def test_ports_are_held_for_engines_that_have_not_begun_or_are_away() -> None:
+    cluster = EmulatedCluster(config())
+    ports = [
+        port for engine in cluster.engines for port in (engine.port, engine.event_port, engine.replay_port)
+    ]
+    for port in ports:
+        with socket.socket() as another, pytest.raises(OSError, match="in use"):
+            another.bind((cluster.host, port))
+    await cluster.stop()
+    for port in ports:
+        with socket.socket() as another:
+            another.bind((cluster.host, port))
 
 
 async def test_engines_outlive_the_process_that_forks_them() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -35,6 +34,7 @@ from router import CorsPolicy, FrontDoorServer, KeyRing, RouterServices, RouterS
 from router.workers.client import connect
 from router.workers.desk import PlacementDesk
 from router.workers.messages import Setup
+from tests.support.front_door_process import free_port
 
 MODEL = "test/model"
 ANSWER = {
@@ -324,12 +324,6 @@ async def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> 
             await asyncio.sleep(0.005)
 
 
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Cluster:
     """Starts engines and front doors and stops them with the test."""
 
@@ -343,7 +337,7 @@ class Cluster:
     chat_document = staticmethod(chat_document)
     post = staticmethod(post)
     wait_until = staticmethod(wait_until)
-    unused_port = staticmethod(unused_port)
+    unused_port = staticmethod(free_port)
 
     def __init__(self, stack: AsyncExitStack, folder: Path | None = None) -> None:
         """With a ``folder`` front doors are those of workers, which ask for placements over a Unix socket there."""

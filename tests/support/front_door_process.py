@@ -16,10 +16,19 @@ import httpx
 START_WITHIN_S = 60.0
 
 
+_HELD: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that a server may take, once and again, and that no other process is given meanwhile.
+
+    The socket stays bound without listening, which keeps no server with SO_REUSEADDR away.
+    """
+    holding = socket.socket()
+    holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holding.bind(("127.0.0.1", 0))
+    _HELD.append(holding)
+    return int(holding.getsockname()[1])
 
 
 def conductor_command(*arguments: str) -> list[str]:
