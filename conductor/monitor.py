@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
 from collections.abc import Callable
 from typing import Final
 
-import httpx
 import structlog
 
 from cache_index import EventSource, Holder
 from conductor.cluster import Health, InstanceState, ReportedLoad
 from conductor.discovery import (
+    EngineClient,
     EventEndpoints,
     ProbeError,
+    UnreachableError,
     fetch_metrics,
     key_headers,
     load_endpoints,
@@ -28,6 +30,7 @@ _log = structlog.get_logger(__name__)
 _AT_ONCE: Final = (
     256  # probes: those of a thousand instances would wait for each other until all are too late
 )
+_GOLDEN_RATIO: Final = 0.618034
 
 
 class ClusterMonitor:
@@ -69,9 +72,9 @@ class ClusterMonitor:
         self._follow_load = follow_load
         self._unfollow_load = unfollow_load
         self._overrides = dict(endpoint_overrides or {})
-        self._timeout_s = timeout_s
-        self._tls = httpx.create_ssl_context() if tls is None else tls
+        self._client = EngineClient(timeout_s, tls)
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._numbers = itertools.count(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._streams: dict[str, list[str]] = {}
 
@@ -105,40 +108,40 @@ class ClusterMonitor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.close()
 
     async def _watch(self, instance: InstanceState) -> None:
-        # One client an instance: what a request costs in a shared one grows with all of its connections.
-        async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False, verify=self._tls) as client:
-            await self._check_forever(instance, client)
-
-    async def _check_forever(self, instance: InstanceState, client: httpx.AsyncClient) -> None:
         failures = 0
+        # After the first check an instance has a moment of its own within the interval, evenly spread by the golden
+        # ratio: requests would wait for the checks of all at once.
+        pause_s = self._interval_s * (next(self._numbers) * _GOLDEN_RATIO % 1.0)
         while True:
             try:
                 async with self._turns:
-                    await self._check(instance, client)
+                    await self._check(instance)
                 failures = 0
-            except (httpx.HTTPError, ProbeError) as error:
+            except ProbeError as error:
                 failures += 1
-                if isinstance(error, httpx.ConnectError) or failures >= self._unhealthy_after:
-                    self._mark_down(instance, f"{type(error).__name__}: {error}".rstrip(": "))
+                if isinstance(error, UnreachableError) or failures >= self._unhealthy_after:
+                    self._mark_down(instance, str(error))
             except Exception:
                 _log.exception("health check failed unexpectedly", instance=instance.instance_id)
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(pause_s)
+            pause_s = self._interval_s
 
-    async def _check(self, instance: InstanceState, client: httpx.AsyncClient) -> None:
-        response = await client.get(f"{instance.url}/health", headers=key_headers(instance))
-        if response.status_code != 200:
-            raise ProbeError(f"GET /health answered {response.status_code}")
+    async def _check(self, instance: InstanceState) -> None:
+        response = await self._client.ask(instance.url, "/health", key_headers(instance))
+        if response.status != 200:
+            raise ProbeError(f"GET /health answered {response.status}")
         if instance.health in (Health.STARTING, Health.DOWN):
-            await self._bring_up(instance, client)
+            await self._bring_up(instance)
             return
-        metrics = await fetch_metrics(client, instance.url, self._clock(), key_headers(instance))
+        metrics = await fetch_metrics(self._client, instance.url, self._clock(), key_headers(instance))
         self._report(instance, metrics.loads)
 
-    async def _bring_up(self, instance: InstanceState, client: httpx.AsyncClient) -> None:
+    async def _bring_up(self, instance: InstanceState) -> None:
         returning = instance.facts is not None
-        facts, endpoints, metrics = await probe(client, instance, self._clock())
+        facts, endpoints, metrics = await probe(self._client, instance, self._clock())
         endpoints = self._overrides.get(instance.instance_id, endpoints)
         streams = stream_configs(instance, facts, endpoints)
         self._scheduler.instance_up(instance.instance_id, facts)

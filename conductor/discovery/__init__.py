@@ -3,10 +3,10 @@
 What asks one engine is here; the sources that list engines are imported from their modules.
 """
 
+from conductor.discovery.engine_client import EngineClient, ProbeError, UnreachableError
 from conductor.discovery.probing import (
     EngineMetrics,
     EventEndpoints,
-    ProbeError,
     ServerInfo,
     fetch_event_endpoints,
     fetch_metrics,
@@ -21,10 +21,12 @@ from conductor.discovery.probing import (
 )
 
 __all__ = [
+    "EngineClient",
     "EngineMetrics",
     "EventEndpoints",
     "ProbeError",
     "ServerInfo",
+    "UnreachableError",
     "fetch_event_endpoints",
     "fetch_metrics",
     "fetch_models",

@@ -9,18 +9,18 @@ documentation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from cache_index import Holder, StreamConfig
 from cache_index.sglang_load import LoadStat
 from cache_index.trtllm import DEFAULT_BLOCK_SIZE, PATH
 from conductor.cluster import EngineFacts, InstanceState, ReportedLoad, ServedModel
+from conductor.discovery.engine_client import Answer, EngineClient, Headers, NoAnswerError, ProbeError
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -36,14 +36,7 @@ _FIELD_OF_GAUGE = {
     "sglang:num_queue_reqs": "waiting",
     "sglang:token_usage": "kv_usage",
 }
-_WANTED_GAUGES = tuple(f"{gauge}{{" for gauge in (*_FIELD_OF_GAUGE, _CACHE_CONFIG))
-
-
-Headers = Mapping[str, str]
-
-
-class ProbeError(Exception):
-    """An engine answered a probe with something unusable; the message says what."""
+_WANTED_GAUGES = tuple(f"\n{gauge}{{".encode() for gauge in (*_FIELD_OF_GAUGE, _CACHE_CONFIG))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +80,12 @@ def key_headers(instance: InstanceState) -> dict[str, str]:
 
 
 async def fetch_models(
-    client: httpx.AsyncClient, url: str, headers: Headers | None = None
+    client: EngineClient, url: str, headers: Headers | None = None
 ) -> tuple[ServedModel, ...]:
-    """Models and LoRA adapters of an engine. Raises ProbeError or httpx.HTTPError."""
-    response = await client.get(f"{url}/v1/models", headers=headers)
-    if response.status_code != 200:
-        raise ProbeError(f"GET /v1/models answered {response.status_code}")
+    """Models and LoRA adapters of an engine. Raises ProbeError."""
+    response = await client.ask(url, "/v1/models", headers)
+    if response.status != 200:
+        raise ProbeError(f"GET /v1/models answered {response.status}")
     try:
         models = tuple(
             ServedModel(
@@ -101,7 +94,7 @@ async def fetch_models(
                 max_model_len=m.get("max_model_len"),
                 root=m.get("root"),
             )
-            for m in response.json()["data"]
+            for m in orjson.loads(response.body)["data"]
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProbeError(f"GET /v1/models is not an OpenAI model list: {error!r}") from None
@@ -111,11 +104,11 @@ async def fetch_models(
 
 
 async def fetch_event_endpoints(
-    client: httpx.AsyncClient, url: str, headers: Headers | None = None
+    client: EngineClient, url: str, headers: Headers | None = None
 ) -> dict[int, EventEndpoints]:
     """KV event endpoints by rank; empty when the engine does not publish. A host of `*` is the engine's own."""
-    response = await client.get(f"{url}/kv_event_sources", headers=headers)
-    if response.status_code != 200:
+    response = await client.ask(url, "/kv_event_sources", headers)
+    if response.status != 200:
         return {}
     host = urlsplit(url).hostname or "127.0.0.1"
     try:
@@ -127,26 +120,24 @@ async def fetch_event_endpoints(
                 else None,
                 topic=source.get("topic") or "",
             )
-            for rank, source in response.json().items()
+            for rank, source in orjson.loads(response.body).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProbeError(f"GET /kv_event_sources has an unknown shape: {error!r}") from None
 
 
-async def fetch_server_info(
-    client: httpx.AsyncClient, url: str, headers: Headers | None = None
-) -> ServerInfo:
+async def fetch_server_info(client: EngineClient, url: str, headers: Headers | None = None) -> ServerInfo:
     """SGLang's KV event and load endpoints; nothing when the engine is another or does not publish.
 
     Every data-parallel rank publishes on ports of its own, one apart.
     """
     nothing = ServerInfo({}, None, None)
-    response = await client.get(f"{url}/server_info", headers=headers)
-    if response.status_code != 200:
+    response = await client.ask(url, "/server_info", headers)
+    if response.status != 200:
         return nothing
     host = urlsplit(url).hostname or "127.0.0.1"
     try:
-        info = response.json()
+        info = orjson.loads(response.body)
         events = info.get("kv_events") if isinstance(info, dict) else None
         if not events or events.get("publisher") != "zmq":
             return nothing
@@ -172,22 +163,22 @@ async def fetch_server_info(
         raise ProbeError(f"GET /server_info has an unknown shape: {error!r}") from None
 
 
-async def fetch_polled_events(client: httpx.AsyncClient, url: str, ranks: int) -> dict[int, EventEndpoints]:
+async def fetch_polled_events(client: EngineClient, url: str, ranks: int) -> dict[int, EventEndpoints]:
     """TensorRT-LLM's events, by rank, all from one route; empty when the engine is another.
 
     Asks for the route's methods only: whoever asks for events takes them away. The server answers the events
     of every rank at once, so there must be one poller; it answers none unless its KV cache configuration has an
     `event_buffer_max_size`.
     """
-    response = await client.options(f"{url}{PATH}")
+    response = await client.ask(url, PATH, method="OPTIONS")
     allowed = {method.strip() for method in response.headers.get("allow", "").upper().split(",")}
-    if response.status_code not in (200, 204, 405) or "POST" not in allowed:
+    if response.status not in (200, 204, 405) or "POST" not in allowed:
         return {}
     return {rank: EventEndpoints(endpoint=url, replay_endpoint=None, topic="") for rank in range(ranks)}
 
 
 async def fetch_metrics(
-    client: httpx.AsyncClient, url: str, now_s: float, headers: Headers | None = None
+    client: EngineClient, url: str, now_s: float, headers: Headers | None = None
 ) -> EngineMetrics:
     """Load gauges and cache configuration; all unknown when the engine serves no /metrics.
 
@@ -196,21 +187,21 @@ async def fetch_metrics(
     """
     nothing = EngineMetrics({}, None, None)
     try:
-        response = await client.get(f"{url}/metrics", headers=headers)
-    except httpx.ReadTimeout:
+        response = await client.ask(url, "/metrics", headers)
+    except NoAnswerError:
         return nothing
-    if response.status_code != 200:
+    if response.status != 200:
         return nothing
     if response.headers.get("content-type", "").startswith("application/json"):
         return _iteration_statistics(response, now_s)
-    return _gauges(response.text, now_s)
+    return _gauges(response.body, now_s)
 
 
-def _gauges(text: str, now_s: float) -> EngineMetrics:
+def _gauges(page: bytes, now_s: float) -> EngineMetrics:
     gauges: dict[int, dict[str, float]] = {}
     block_size = capacity = None
     try:
-        for family in text_string_to_metric_families(_scheduling_lines(text)):
+        for family in text_string_to_metric_families(_scheduling_lines(page)):
             for sample in family.samples:
                 if sample.name == _CACHE_CONFIG:
                     block_size = _integer(sample.labels.get("block_size"))
@@ -233,10 +224,10 @@ def _gauges(text: str, now_s: float) -> EngineMetrics:
     return EngineMetrics(loads, block_size, capacity)
 
 
-def _iteration_statistics(response: httpx.Response, now_s: float) -> EngineMetrics:
+def _iteration_statistics(response: Answer, now_s: float) -> EngineMetrics:
     """TensorRT-LLM: one object an iteration since the last question, none when it is idle."""
     try:
-        iterations = response.json()
+        iterations = orjson.loads(response.body)
         if not iterations:
             return EngineMetrics({}, None, None)
         latest = iterations[-1]
@@ -254,9 +245,9 @@ def _iteration_statistics(response: httpx.Response, now_s: float) -> EngineMetri
 
 
 async def probe(
-    client: httpx.AsyncClient, instance: InstanceState, now_s: float
+    client: EngineClient, instance: InstanceState, now_s: float
 ) -> tuple[EngineFacts, dict[int, EventEndpoints], EngineMetrics]:
-    """Everything an engine says of itself. Raises ProbeError or httpx.HTTPError."""
+    """Everything an engine says of itself. Raises ProbeError."""
     headers = key_headers(instance)
     models = await fetch_models(client, instance.url, headers)
     endpoints = await fetch_event_endpoints(client, instance.url, headers)
@@ -313,9 +304,17 @@ def reported_load(stat: LoadStat, now_s: float) -> ReportedLoad:
     return ReportedLoad(running=stat.running, waiting=stat.waiting, kv_usage=stat.kv_usage, at_s=now_s)
 
 
-def _scheduling_lines(text: str) -> str:
+def _scheduling_lines(page: bytes) -> str:
     """Only the samples read here: parsing an engine's whole page costs a hundred times more."""
-    return "\n".join(line for line in text.splitlines() if line.startswith(_WANTED_GAUGES)) + "\n"
+    page = b"\n" + page
+    lines = []
+    for wanted in _WANTED_GAUGES:
+        at = page.find(wanted)
+        while at >= 0:
+            end = page.find(b"\n", at + 1)
+            lines.append(page[at:] if end < 0 else page[at:end])
+            at = page.find(wanted, at + 1)
+    return b"".join(lines).decode(errors="replace") + "\n"
 
 
 def _rank_endpoint(events: dict[str, Any], port_base: str, rank: int, host: str) -> str | None:

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-import httpx
 import pytest
 from aiohttp import web
 
@@ -21,6 +20,7 @@ from conductor.catalogue import LLAMA_8B_H100
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, Health, make_instance
 from conductor.discovery import (
+    EngineClient,
     ProbeError,
     fetch_event_endpoints,
     fetch_metrics,
@@ -97,6 +97,7 @@ class FakeEngine:
         }
         self.polled_events: list[dict[str, object]] | None = None  # a list makes it a TensorRT-LLM server
         self.key: str | None = None  # without which nothing but /health is answered
+        self.health_checks: list[str | None] = []  # with which key, in order
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -126,6 +127,7 @@ class FakeEngine:
         return web.json_response(taken)
 
     async def _health(self, request: web.Request) -> web.Response:
+        self.health_checks.append(request.headers.get("authorization"))
         return web.Response(status=self.health)
 
     async def _get(self, request: web.Request) -> web.Response:
@@ -146,15 +148,16 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        yield client
+async def client() -> AsyncIterator[EngineClient]:
+    client = EngineClient(5.0)
+    yield client
+    await client.close()
 
 
-def _instance(url: str, ranks: int = 1, api_key: str | None = None):
+def _instance(url: str, ranks: int = 1, api_key: str | None = None, instance_id: str = "a"):
     return make_instance(
         api_key=api_key,
-        instance_id="a",
+        instance_id=instance_id,
         url=url,
         role=Role.MIXED,
         instance_class=LLAMA_8B_H100,
@@ -163,7 +166,7 @@ def _instance(url: str, ranks: int = 1, api_key: str | None = None):
     )
 
 
-async def test_an_engine_with_a_key_is_asked_with_it(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+async def test_an_engine_with_a_key_is_asked_with_it(engine: FakeEngine, client: EngineClient) -> None:
     engine.key = "s3cret"
     with pytest.raises(ProbeError, match="GET /v1/models answered 401"):
         await probe(client, _instance(engine.url), now_s=5.0)
@@ -177,7 +180,7 @@ async def test_an_engine_with_a_key_is_asked_with_it(engine: FakeEngine, client:
 
 
 async def test_an_engine_tells_everything_without_configuration(
-    engine: FakeEngine, client: httpx.AsyncClient
+    engine: FakeEngine, client: EngineClient
 ) -> None:
     instance = _instance(engine.url, ranks=2)
     facts, endpoints, metrics = await probe(client, instance, now_s=5.0)
@@ -195,7 +198,7 @@ async def test_an_engine_tells_everything_without_configuration(
 
 
 async def test_an_engine_without_events_or_metrics_is_usable(
-    engine: FakeEngine, client: httpx.AsyncClient
+    engine: FakeEngine, client: EngineClient
 ) -> None:
     engine.answers = {"/v1/models": MODELS}
     facts, endpoints, metrics = await probe(client, _instance(engine.url), now_s=0.0)
@@ -204,7 +207,7 @@ async def test_an_engine_without_events_or_metrics_is_usable(
 
 @pytest.mark.parametrize("models", [{}, {"data": []}, {"data": [{"name": "x"}]}, [], "text"])
 async def test_a_strange_model_list_is_a_precise_error(
-    engine: FakeEngine, client: httpx.AsyncClient, models: object
+    engine: FakeEngine, client: EngineClient, models: object
 ) -> None:
     engine.answers["/v1/models"] = models
     with pytest.raises(ProbeError, match="/v1/models"):
@@ -213,20 +216,20 @@ async def test_a_strange_model_list_is_a_precise_error(
 
 @pytest.mark.parametrize("sources", [{"x": {}}, {"0": {"endpoint": 5}}, [1], {"0": "tcp://"}])
 async def test_strange_event_sources_are_a_precise_error(
-    engine: FakeEngine, client: httpx.AsyncClient, sources: object
+    engine: FakeEngine, client: EngineClient, sources: object
 ) -> None:
     engine.answers["/kv_event_sources"] = sources
     with pytest.raises(ProbeError, match="/kv_event_sources"):
         await fetch_event_endpoints(client, engine.url)
 
 
-async def test_broken_metrics_are_a_precise_error(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+async def test_broken_metrics_are_a_precise_error(engine: FakeEngine, client: EngineClient) -> None:
     engine.answers["/metrics"] = 'vllm:num_requests_running{engine="0"} many\n'
     with pytest.raises(ProbeError, match="/metrics"):
         await fetch_metrics(client, engine.url, 0.0)
 
 
-async def test_sglang_tells_its_ports_by_rank(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+async def test_sglang_tells_its_ports_by_rank(engine: FakeEngine, client: EngineClient) -> None:
     engine.answers = {"/v1/models": MODELS, "/server_info": SERVER_INFO, "/metrics": SGLANG_METRICS}
     instance = _instance(engine.url, ranks=2)
     facts, endpoints, metrics = await probe(client, instance, now_s=5.0)
@@ -244,7 +247,7 @@ async def test_sglang_tells_its_ports_by_rank(engine: FakeEngine, client: httpx.
 
 
 async def test_sglang_events_are_namespaced_in_one_format_only(
-    engine: FakeEngine, client: httpx.AsyncClient
+    engine: FakeEngine, client: EngineClient
 ) -> None:
     engine.answers["/server_info"] = SERVER_INFO
     assert not (await fetch_server_info(client, engine.url)).endpoints[0].namespaced
@@ -254,13 +257,13 @@ async def test_sglang_events_are_namespaced_in_one_format_only(
 
 @pytest.mark.parametrize("info", [{}, {"kv_events": None}, {"kv_events": {"publisher": "null"}}, [1]])
 async def test_a_server_without_events_says_nothing(
-    engine: FakeEngine, client: httpx.AsyncClient, info: object
+    engine: FakeEngine, client: EngineClient, info: object
 ) -> None:
     engine.answers["/server_info"] = info
     assert (await fetch_server_info(client, engine.url)).endpoints == {}
 
 
-async def test_replay_and_load_feed_are_optional(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+async def test_replay_and_load_feed_are_optional(engine: FakeEngine, client: EngineClient) -> None:
     events = {"publisher": "zmq", "endpoint_port_base": 6001, "block_size": 16}
     engine.answers["/server_info"] = {"kv_events": events}
     found = (await fetch_server_info(client, engine.url)).endpoints
@@ -292,7 +295,7 @@ async def trtllm() -> AsyncIterator[FakeEngine]:
 
 
 async def test_tensorrt_llm_is_known_by_its_route_and_loses_no_event(
-    trtllm: FakeEngine, client: httpx.AsyncClient
+    trtllm: FakeEngine, client: EngineClient
 ) -> None:
     instance = _instance(trtllm.url, ranks=2)
     facts, endpoints, metrics = await probe(client, instance, now_s=5.0)
@@ -332,7 +335,7 @@ async def test_tensorrt_llm_is_polled_without_configuration(trtllm: FakeEngine) 
 
 @pytest.mark.parametrize("metrics", [{"iter": 1}, ["text"], [{"kvCacheStats": [1]}]])
 async def test_strange_iteration_statistics_are_a_precise_error(
-    engine: FakeEngine, client: httpx.AsyncClient, metrics: object
+    engine: FakeEngine, client: EngineClient, metrics: object
 ) -> None:
     engine.answers["/metrics"] = metrics
     with pytest.raises(ProbeError, match="/metrics"):
@@ -351,15 +354,16 @@ async def test_metrics_that_do_not_come_say_nothing() -> None:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = EngineClient(0.05)
     try:
-        async with httpx.AsyncClient(timeout=0.05, trust_env=False) as client:
-            found = await fetch_metrics(client, f"http://127.0.0.1:{runner.addresses[0][1]}", 0.0)
+        found = await fetch_metrics(client, f"http://127.0.0.1:{runner.addresses[0][1]}", 0.0)
     finally:
+        await client.close()
         await runner.cleanup()
     assert (found.loads, found.block_size) == ({}, None)
 
 
-async def test_models_tell_where_they_were_loaded_from(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+async def test_models_tell_where_they_were_loaded_from(engine: FakeEngine, client: EngineClient) -> None:
     engine.answers["/v1/models"] = {"data": [{"id": "tiny", "root": "/models/tiny"}, {"id": "x"}]}
     assert [model.root for model in await fetch_models(client, engine.url)] == ["/models/tiny", None]
 
@@ -374,7 +378,7 @@ async def test_models_tell_where_they_were_loaded_from(engine: FakeEngine, clien
     ],
 )
 async def test_a_strange_server_info_is_a_precise_error(
-    engine: FakeEngine, client: httpx.AsyncClient, events: object
+    engine: FakeEngine, client: EngineClient, events: object
 ) -> None:
     engine.answers["/server_info"] = {"kv_events": events}
     with pytest.raises(ProbeError, match="/server_info"):
@@ -440,7 +444,7 @@ async def test_an_engine_comes_up_goes_and_comes_back_with_its_stream_read_anew(
     assert instance.ranks[0].reported is not None
     await engine.stop()
     await _until(lambda: instance.health is Health.DOWN)
-    assert "ConnectError" in instance.health_reason
+    assert "cannot connect" in instance.health_reason
     await engine.start()
     await _until(lambda: instance.health is Health.UP)
     resync = ("resync", Holder("a", 0))  # on the way down and on the way up
@@ -488,4 +492,20 @@ async def test_errors_count_before_an_instance_is_down(
     await _until(lambda: instance.health is Health.UP)
     engine.health = 503
     await _until(lambda: instance.health is Health.DOWN)
-    assert instance.health_reason == "ProbeError: GET /health answered 503"
+    assert instance.health_reason == "GET /health answered 503"
+
+
+async def test_instances_are_checked_one_after_another_through_the_interval(engine: FakeEngine) -> None:
+    cluster = Cluster()
+    for name in "abcde":
+        cluster.add(_instance(engine.url, api_key=name, instance_id=name))
+    scheduler = Scheduler(cluster, CacheIndex(), make_policy("slo"), Objectives(), SuspensionPolicy())
+    monitor = ClusterMonitor(
+        scheduler, RecordingEvents(), time.monotonic, interval_s=0.6, timeout_s=1.0, unhealthy_after=2
+    )
+    monitor.start()
+    await _until(lambda: len(engine.health_checks) == 15)
+    await monitor.close()
+    # Multiples of the golden ratio, without the whole: 0.62, 0.24, 0.85, 0.47 and 0.09 of an interval.
+    in_turn = [f"Bearer {name}" for name in "ebdac"]
+    assert engine.health_checks[5:] == in_turn * 2
