@@ -47,6 +47,7 @@ class EngineClient:
             connector=aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept-Encoding",),  # an engine has better things to do than to pack it
         )
 
     async def ask(

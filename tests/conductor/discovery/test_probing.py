@@ -98,6 +98,7 @@ class FakeEngine:
         self.polled_events: list[dict[str, object]] | None = None  # a list makes it a TensorRT-LLM server
         self.key: str | None = None  # without which nothing but /health is answered
         self.health_checks: list[str | None] = []  # with which key, in order
+        self.encodings: set[str | None] = set()
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -133,6 +134,7 @@ class FakeEngine:
     async def _get(self, request: web.Request) -> web.Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             return web.Response(status=401)
+        self.encodings.add(request.headers.get("accept-encoding"))
         answer = self.answers.get(request.path)
         if answer is None:
             return web.Response(status=404)
@@ -184,6 +186,7 @@ async def test_an_engine_tells_everything_without_configuration(
 ) -> None:
     instance = _instance(engine.url, ranks=2)
     facts, endpoints, metrics = await probe(client, instance, now_s=5.0)
+    assert engine.encodings == {None}
     assert [m.name for m in facts.models] == ["tiny", "lora1"]
     assert facts.base_model == "tiny"
     assert (facts.block_size, facts.kv_capacity_blocks, facts.publishes_events) == (32, 640, True)
