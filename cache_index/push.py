@@ -143,7 +143,10 @@ def make_push_router(ingest: PushIngest) -> APIRouter:
         "/events",
         summary="Report cache events (RFC #1527): one, or a list in order",
         response_model=PushAnswer,
-        responses={207: {"model": PushAnswer}, 422: {"model": PushAnswer}},
+        responses={
+            207: {"model": PushAnswer, "description": "Some events are good."},
+            422: {"model": PushAnswer, "description": "No event is good."},
+        },
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}},
     )
     async def push(request: Request) -> JSONResponse:

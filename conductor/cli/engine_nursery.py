@@ -30,24 +30,29 @@ class EngineNursery:
 
     def __init__(self) -> None:
         self._process: Process | None = None
+        self._starting = asyncio.Lock()  # after the nursery's death its engines are begun again all at once
         self._reading: asyncio.Task[None] | None = None
         self._beginning: dict[str, asyncio.Future[RunningEngine]] = {}
         self._running: dict[str, RunningEngine] = {}
 
     async def begin(self, name: str, arguments: list[str]) -> RunningEngine:
         """Fork an engine; none of that name may be running. Raises ConnectionError when the nursery dies."""
-        if self._process is None:
-            # A session of its own: Ctrl-C reaches this process only, which then stops the engines in order.
-            command = (sys.executable, "-m", "simulator.emulator.nursery")
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, start_new_session=True
-            )
-            self._reading = asyncio.create_task(self._read(self._process))
+        async with self._starting:
+            process = self._process or await self._start()
         begun: asyncio.Future[RunningEngine] = asyncio.get_running_loop().create_future()
         self._beginning[name] = begun
-        assert self._process.stdin is not None
-        self._process.stdin.write(orjson.dumps({"name": name, "arguments": arguments}) + b"\n")
+        assert process.stdin is not None
+        process.stdin.write(orjson.dumps({"name": name, "arguments": arguments}) + b"\n")
         return await begun
+
+    async def _start(self) -> Process:
+        # A session of its own: Ctrl-C reaches this process only, which then stops the engines in order.
+        command = (sys.executable, "-m", "simulator.emulator.nursery")
+        self._process = process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        self._reading = asyncio.create_task(self._read(process))
+        return process
 
     async def close(self) -> None:
         """What still runs ends with the nursery."""

@@ -49,6 +49,10 @@ def alive(pid: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
 async def test_an_engine_that_is_killed_comes_back_where_it_was() -> None:
     cluster = EmulatedCluster(config())
     await cluster.start()
@@ -86,12 +90,12 @@ async def test_engines_outlive_the_process_that_forks_them() -> None:
     try:
         await all_answer(cluster)
         before = cluster.pids()
-        nursery = int(Path(f"/proc/{before['mixed-0']}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        os.kill(nursery, signal.SIGKILL)
+        os.kill(parent(before["mixed-0"]), signal.SIGKILL)
         async with asyncio.timeout(ENDS_WITHIN_S):
             while set(cluster.pids().values()) & set(before.values()):
                 await asyncio.sleep(0.05)
         await all_answer(cluster)
+        assert len({parent(pid) for pid in cluster.pids().values()}) == 1
     finally:
         await cluster.stop()
 
