@@ -1,9 +1,10 @@
 """The least mean TTFT of any schedule that serves every request.
 
-Three arguments, of which the strongest counts in each busy period of the cluster (within one, what came before and
+Four arguments, of which the strongest counts in each busy period of the cluster (within one, what came before and
 comes after can only make it worse):
 
 * **own work**: a request's prefill alone, on the fastest instance;
+* **arriving together**: more requests at one instant than instances (`simulator.bounds.arriving_together`);
 * **one machine**: all instances as one that is as fast as they are together (`simulator.bounds.one_machine`);
 * **time slots**: a flow of work to slots of time, where a request's prefill runs on one instance at a time.
 
@@ -30,6 +31,7 @@ from enum import StrEnum
 import numpy as np
 
 from conductor.costs import Floats
+from simulator.bounds import arriving_together
 from simulator.bounds.one_machine import least_waiting_s
 from simulator.bounds.time_slots import SlotFlow, Slots, spans
 from simulator.bounds.work import Work
@@ -42,6 +44,7 @@ _CONTENDED = 0.5  # of the own work: a flow of requests that wait less is hardly
 
 class Argument(StrEnum):
     OWN_WORK = "own work"
+    ARRIVING_TOGETHER = "arriving together"
     ONE_MACHINE = "one machine"
     TIME_SLOTS = "time slots"
 
@@ -76,7 +79,10 @@ def least_ttft_sums_s(
 
 def _least_ttft_sum_s(work: Work) -> tuple[Argument, float]:
     own_s = float(work.own_s.sum())
-    found = [(own_s, Argument.OWN_WORK)]
+    found = [
+        (own_s, Argument.OWN_WORK),
+        (arriving_together.least_ttft_sum_s(work), Argument.ARRIVING_TOGETHER),
+    ]
     for part in _parts(work) if len(work) > 1 else ():
         sum_s = part.one_machine_s()
         found.append((sum_s - len(work) * part.late_s / part.capacity, Argument.ONE_MACHINE))

@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil
 
 import numpy as np
 
@@ -56,7 +57,9 @@ class Work:
     ``prefill_s`` is done between a request's arrival and its first token, at most ``fastest`` of it a second;
     ``decode_s`` after that. ``own_s`` is the least TTFT of a request alone in the cluster. Capacities are units a
     second: of instances that only prefill, that only decode, and that do both. ``served_late_s`` is work that,
-    over all, may be left undone at any time although it was counted as due.
+    over all, may be left undone at any time although it was counted as due. ``undivided_s`` is the prefill again,
+    with no base of decode steps charged to anybody and hence nothing given up, on an instance of the fastest kind;
+    ``abreast`` of these can do no less than all instances.
     """
 
     arrival_s: Floats
@@ -68,6 +71,8 @@ class Work:
     mixed: float
     fastest: float
     served_late_s: float
+    undivided_s: Floats
+    abreast: int
     room: Floats
     room_tokens: float  # of all instances that decode; more if they die with requests aboard
 
@@ -90,6 +95,7 @@ class Work:
             own_s=self.own_s[requests],
             prefill_s=self.prefill_s[requests],
             decode_s=self.decode_s[requests],
+            undivided_s=self.undivided_s[requests],
             room=self.room[requests],
         )
 
@@ -140,7 +146,9 @@ def least_work(cluster: ClusterSpec, demand: Demand, *, all_served: bool) -> Wor
     if not prefilling or not decoding:
         raise ValueError("a cluster needs instances that prefill and instances that decode")
     works = [_work(cluster, demand, charge) for charge in Charge if _applies(charge, prefilling, all_served)]
-    return max(works, key=lambda work: float(work.prefill_s.sum() + work.decode_s.sum() - work.served_late_s))
+    most = max(works, key=lambda work: float(work.prefill_s.sum() + work.decode_s.sum() - work.served_late_s))
+    undivided = works[0]  # `Charge.NOTHING`, which always applies
+    return replace(most, undivided_s=undivided.undivided_s, abreast=undivided.abreast)
 
 
 def _applies(charge: Charge, prefilling: Sequence[InstanceSpec], all_served: bool) -> bool:
@@ -192,6 +200,8 @@ def _work(cluster: ClusterSpec, demand: Demand, charge: Charge) -> Work:
     )
     decode_s = unit.decode_s(demand) - unit.given_up_s
     prefill_s = unit.prefill_s(demand) + np.minimum(decode_s, 0.0)
+    fastest = max(speed[i.name] for i in prefills)
+    prefill_capacity = capacity(Role.PREFILL) + capacity(Role.MIXED)
     return Work(
         arrival_s=demand.arrival_s,
         own_s=_own_s(cluster, demand),
@@ -200,8 +210,10 @@ def _work(cluster: ClusterSpec, demand: Demand, charge: Charge) -> Work:
         prefill_only=capacity(Role.PREFILL),
         decode_only=capacity(Role.DECODE),
         mixed=capacity(Role.MIXED),
-        fastest=max(speed[i.name] for i in prefills),
+        fastest=fastest,
         served_late_s=float(np.maximum(-prefill_s, 0.0).sum()),
+        undivided_s=np.maximum(prefill_s, 0.0) / fastest,
+        abreast=ceil(prefill_capacity / fastest * (1.0 - 1e-12)),
         room=demand.room,
         room_tokens=float(_room_tokens(cluster)),
     )

@@ -108,6 +108,23 @@ def test_light_load_is_bounded_by_own_work() -> None:
     assert bound.good_requests == 20
 
 
+def test_who_arrives_with_more_than_there_are_instances_waits() -> None:
+    """Two short prompts begin, a long one waits for the first of them; a minute later it is the same."""
+    cluster = uniform("2", LLAMA_8B_H100)
+    lengths = (3_000, 12_000, 4_000)
+    alone_s = [
+        bounds(cluster, [Request(0, 0.0, length, 9, np.empty(0, np.uint64))], OBJECTIVES).mean_ttft_s
+        for length in lengths
+    ]
+    requests = [Request(n, 60.0 * (n // 3), lengths[n % 3], 9, np.empty(0, np.uint64)) for n in range(6)]
+    bound = bounds(cluster, requests, OBJECTIVES)
+    assert bound.mean_ttft_s == pytest.approx((sum(alone_s) + min(alone_s)) / 3)
+    assert bound.ttft_argument is Argument.ARRIVING_TOGETHER
+    three = bounds(uniform("3", LLAMA_8B_H100), requests, OBJECTIVES)
+    assert three.mean_ttft_s == pytest.approx(sum(alone_s) / 3)
+    assert three.ttft_argument is Argument.OWN_WORK
+
+
 def test_overload_by_decodes_shows() -> None:
     """Prefill alone is a quarter of what two instances can do; with their decodes it is more than all."""
     requests = burst(4_000, 1_000, 600, over_s=200.0)

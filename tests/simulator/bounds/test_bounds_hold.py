@@ -55,14 +55,22 @@ class Served:
 
 
 def workload(
-    seed: int, count: int, requests_per_s: float, mean_tokens: float, mean_output: float
+    seed: int,
+    count: int,
+    requests_per_s: float,
+    mean_tokens: float,
+    mean_output: float,
+    together: float = 0.2,
 ) -> list[Request]:
-    """Requests that often continue an earlier one, or share its beginning, or end with a block."""
+    """Requests that often continue an earlier one, or share its beginning, or end with a block.
+
+    A part ``together`` of them comes at the same instant as the one before.
+    """
     random = np.random.default_rng(seed)
     requests: list[Request] = []
     now_s = 0.0
     for number in range(count):
-        if random.random() < 0.8:
+        if random.random() >= together:
             now_s += float(random.exponential(1 / requests_per_s))
         prompt = 1 + int(random.exponential(mean_tokens))
         beginning = np.empty(0, np.uint64)
@@ -170,6 +178,7 @@ WORKLOADS = st.builds(
     requests_per_s=st.sampled_from([0.5, 4.0, 30.0, 1_000.0]),
     mean_tokens=st.sampled_from([30.0, 700.0, 6_000.0]),
     mean_output=st.sampled_from([2.0, 30.0, 300.0]),
+    together=st.sampled_from([0.2, 0.9]),
 )
 OBJECTIVES = st.builds(
     Objectives, ttft_s=st.sampled_from([0.05, 0.5, 2.0]), tbt_s=st.sampled_from([0.01, 0.03, 0.2])
