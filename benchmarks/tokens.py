@@ -6,7 +6,8 @@ A chat grows turn by turn to 8, 32 and 128 KB of rendered text. Three ways to it
 - cold: the front door's tokenizer, cache on and empty: rendering, splitting, tokenizing, keeping;
 - new turn: the same when all but the last exchange was tokenized before.
 
-The last two include rendering the chat template; `direct` does not. Beside them stands how long the template takes
+Words are drawn as often as Zipf's law has it from 20,000, and one in twenty is a number that no other text has. The
+last two include rendering the chat template; `direct` does not. Beside them stands how long the template takes
 over messages that it has rendered before. Medians over chats of different text. Before anything is timed, the
 tokens of all three are compared.
 """
@@ -40,16 +41,33 @@ from simulator.emulator.tokens import TOKENIZER_FOLDER
 
 SIZES_KB = (8, 32, 128)
 QUESTION_WORDS, ANSWER_WORDS = 40, 160
-VOCABULARY = """
-the a cache request engine of prefix token queue model decode to is in and router placement block
-prompt while latency instance memory index longer shorter because therefore however 42 1,000 3.14
-def return import
-"""
-WORDS = VOCABULARY.split()
+SYLLABLES = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")]
+VOCABULARY = 20_000  # words, used as often as Zipf's law has it
+NUMBERS = 0.05  # of the words, drawn from so many that each is new
+
+
+def _vocabulary() -> tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(1, 5, VOCABULARY)
+    made = ("".join(SYLLABLES[at] for at in generator.integers(0, len(SYLLABLES), each)) for each in lengths)
+    often = 1 / np.arange(1, VOCABULARY + 1)
+    return list(made), np.cumsum(often / often.sum())
+
+
+WORDS, OFTEN = _vocabulary()
 
 
 def made_text(generator: np.random.Generator, words: int) -> str:
-    return " ".join(WORDS[at] for at in generator.integers(0, len(WORDS), words)) + "."
+    drawn = np.searchsorted(OFTEN, generator.random(words)).clip(max=VOCABULARY - 1)
+    numbers = generator.integers(0, 1 << 30, words)
+    is_number = generator.random(words) < NUMBERS
+    return (
+        " ".join(
+            str(number) if instead else WORDS[at]
+            for at, number, instead in zip(drawn.tolist(), numbers.tolist(), is_number.tolist(), strict=True)
+        )
+        + "."
+    )
 
 
 def grown_chat(seed: int, size_bytes: int) -> list[dict[str, str]]:

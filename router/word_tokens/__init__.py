@@ -2,8 +2,8 @@
 
 Byte-level BPE, as in the tokenizers of Llama, Qwen, gpt-oss, Mistral and DeepSeek, cuts a text into words by a
 regular expression and merges each of them without a look at its neighbours. So a word has the same tokens wherever
-it stands, and text is mostly words that were met before: a compiled kernel cuts the text and looks them up, and
-only the others are left to the tokenizer library.
+it stands, and text is mostly words that were met before: a compiled kernel cuts the text, looks them up, and merges
+those that are new.
 """
 
 from router.word_tokens.tokenizer import WordTokens, word_tokens_of

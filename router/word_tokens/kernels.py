@@ -1,8 +1,10 @@
-"""Compiled: the words of a text, and the tokens of those that are known.
+"""Compiled: the words of a text, and the tokens of each: kept ones of words that were met, else by its merges.
 
 Known words are entries of a hash table with linear probing. An entry has a key, of up to 8 bytes the word itself,
 else its hash; the word's length, 0 in an empty entry, and where its bytes stand; and how many tokens it has, with
-the token where it is one, else with the place where they stand.
+the token where it is one, else with the place where they stand. ``used`` counts words, their bytes, and tokens that
+stand elsewhere; when something has no room all are forgotten. Pairs of tokens that merge are another such table:
+the pair is the key, its rank and what it becomes are the value.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from cache_index.kernel_set import KernelSet, entry_point, inlined
+from cache_index.kernel_set import KernelSet, entry_point, inlined, outlined
 from router.word_tokens import cutting
 from router.word_tokens.cutting import DEEPSEEK, EAST_ASIAN, INSIDE, UNSEEN, UNSURE, word_end
 
@@ -25,10 +27,14 @@ _KERNELS = KernelSet(Path(__file__), Path(cutting.__file__))
 compile_all = _KERNELS.compile_all
 
 # What a kernel came back with.
-DONE, UNSEEN_CHARACTER, UNKNOWN_WORDS, LEFT_TO_LIBRARY = range(4)
+DONE, UNSEEN_CHARACTER, LEFT_TO_LIBRARY = range(3)
 
 ENTRY = 4  # words of an entry, of which one is spare: a cache line holds two
+NO_PAIR = -1
+WORDS, BYTES, IDS = range(3)  # of ``used``
 _SHIFT, _LOW = 16, 0xFFFF
+_HALF = 32  # bits of a key or a value
+_NEVER = np.int64(0x7FFFFFFFFFFFFFFF)  # a rank behind all
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
 
@@ -36,7 +42,6 @@ _INTEGER = types.int64
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OUT_BYTES = types.Array(types.uint8, 1, "C")
 _INTEGERS = types.Array(types.int64, 1, "C")
-_IDS = types.Array(types.uint32, 1, "C", readonly=True)
 _OUT_IDS = types.Array(types.uint32, 1, "C")
 
 
@@ -122,20 +127,105 @@ def _entry(text, at, end, key, entries, words):
     return entry
 
 
+@inlined
+def _has_room(length, tokens, used, entries, words, ids):
+    return (
+        2 * ENTRY * (used[WORDS] + 1) <= len(entries)
+        and used[BYTES] + length <= len(words)
+        and used[IDS] + tokens <= len(ids)
+    )
+
+
+@inlined
+def _put(text, at, end, key, entry, tokens, first, count, used, entries, words, ids):
+    """A word in its empty entry, with the ``count`` tokens from ``first`` on."""
+    word_start = used[BYTES]
+    for place in range(end - at):
+        words[word_start + place] = text[at + place]
+    stands = np.int64(tokens[first])
+    if count > 1:
+        stands = used[IDS]
+        for place in range(count):
+            ids[stands + place] = tokens[first + place]
+        used[IDS] += count
+    used[BYTES] += end - at
+    used[WORDS] += 1
+    entries[entry] = np.int64(key)
+    entries[entry + 1] = word_start << _SHIFT | (end - at)
+    entries[entry + 2] = stands << _SHIFT | count
+
+
+@inlined
+def _pair(left, right, pairs):
+    """Where the pair is, or the empty place where it belongs."""
+    key = left << _HALF | right
+    last = len(pairs) - 2
+    place = np.int64(np.uint64(key) * _MULTIPLIER >> np.uint64(_HALF)) * 2 & last
+    while pairs[place] != key and pairs[place] != NO_PAIR:
+        place = (place + 2) & last
+    return place
+
+
+@inlined
+def _merge(left, right, pairs):
+    """The rank and the token of two tokens' merge as one number, `_NEVER` where they do not merge."""
+    place = _pair(left, right, pairs)
+    return _NEVER if pairs[place] == NO_PAIR else pairs[place + 1]
+
+
+@outlined
+def _merged(text, at, end, letters, pairs, merges, tokens, first):
+    """Put the tokens of a word behind ``first``, and say how many: of its pairs of least rank the first merges,
+    until none does. 0 where a byte has no token.
+    """
+    count = end - at
+    for place in range(count):
+        letter = letters[text[at + place]]
+        if letter < 0:
+            return 0
+        tokens[first + place] = letter
+    for place in range(count - 1):
+        merges[place] = _merge(np.int64(tokens[first + place]), np.int64(tokens[first + place + 1]), pairs)
+    while count > 1:
+        best = 0
+        for place in range(1, count - 1):
+            if merges[place] < merges[best]:
+                best = place
+        if merges[best] == _NEVER:
+            break
+        tokens[first + best] = merges[best] & 0xFFFFFFFF
+        count -= 1
+        for place in range(best + 1, count):
+            tokens[first + place] = tokens[first + place + 1]
+            merges[place - 1] = merges[place]
+        if best > 0:
+            left = np.int64(tokens[first + best - 1])
+            merges[best - 1] = _merge(left, np.int64(tokens[first + best]), pairs)
+        if best < count - 1:
+            right = np.int64(tokens[first + best + 1])
+            merges[best] = _merge(np.int64(tokens[first + best]), right, pairs)
+    return count
+
+
 @_KERNELS.kernel(
-    _BYTES, _BYTES, _INTEGERS, _INTEGER, _INTEGER, _INTEGER, _INTEGERS, _OUT_BYTES, _OUT_IDS, _OUT_IDS, _INTEGERS
+    _BYTES, _BYTES, _INTEGERS, _INTEGER, _INTEGER, _INTEGER,
+    _INTEGERS, _INTEGERS, _OUT_BYTES, _OUT_IDS, _INTEGERS, _INTEGERS, _INTEGERS, _OUT_BYTES, _OUT_IDS,
 )  # fmt: skip
-def _look_up(text, kind_of, added, style, most_digits, longest, entries, words, ids, tokens, unknown):
+def _look_up(
+    text, kind_of, added, style, most_digits, longest,
+    used, entries, words, ids, letters, pairs, whole, whole_words, tokens,
+):  # fmt: skip
     """The tokens of a text, whose added tokens are ``added``: begin, end, id, and so on.
 
-    Returns how it went, and how many tokens there are; or the character that is unseen; or how many numbers were
-    put into ``unknown``, the begin and end of each word.
+    ``whole`` are the words that are one token whatever merges. Returns how it went, and how many tokens there are,
+    or the character that is unseen.
     """
     kinds = np.empty(len(text), np.uint8)
     outcome, character = _classify(text, kind_of, style, kinds)
     if outcome != DONE:
         return outcome, character
-    count, missing, at, place = 0, 0, 0, 0
+    merges = np.empty(longest, np.int64)
+    count, at, place = 0, 0, 0
     while at < len(text) or place < len(added):
         end = added[place] if place < len(added) else len(text)
         while at < end:
@@ -154,42 +244,65 @@ def _look_up(text, kind_of, added, style, most_digits, longest, entries, words, 
                     tokens[count] = ids[each]
                     count += 1
             else:
-                unknown[missing], unknown[missing + 1] = at, stop
-                missing += 2
-                if missing == len(unknown):
-                    return UNKNOWN_WORDS, missing
+                one = whole[_entry(text, at, stop, key, whole, whole_words) + 2]
+                if one:
+                    tokens[count] = one >> _SHIFT
+                    new = 1
+                else:
+                    new = _merged(text, at, stop, letters, pairs, merges, tokens, count)
+                    if not new:
+                        return LEFT_TO_LIBRARY, 0
+                if not _has_room(stop - at, new, used, entries, words, ids):
+                    entries[:] = 0
+                    used[:] = 0
+                    entry = _entry(text, at, stop, key, entries, words)
+                _put(text, at, stop, key, entry, tokens, count, new, used, entries, words, ids)
+                count += new
             at = stop
         if place < len(added):
             tokens[count] = added[place + 2]
             count += 1
             at = added[place + 1]
             place += 3
-    if missing:
-        return UNKNOWN_WORDS, missing
     return DONE, count
 
 
-@_KERNELS.kernel(_BYTES, _IDS, _INTEGER, _INTEGER, _INTEGERS, _OUT_BYTES, _OUT_IDS)
-def _keep(word, word_ids, word_start, first_id, entries, words, ids):
-    """Unless it is known; whether it was kept."""
-    key = _key(word, 0, len(word))
-    entry = _entry(word, 0, len(word), key, entries, words)
-    if entries[entry + 1]:
-        return False
-    for place in range(len(word)):
-        words[word_start + place] = word[place]
-    for place in range(len(word_ids)):
-        ids[first_id + place] = word_ids[place]
-    stands = np.int64(word_ids[0]) if len(word_ids) == 1 else first_id
-    entries[entry] = np.int64(key)
-    entries[entry + 1] = word_start << _SHIFT | len(word)
-    entries[entry + 2] = stands << _SHIFT | len(word_ids)
-    return True
+@_KERNELS.kernel(_INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS)
+def _keep_pairs(lefts, rights, becomes, pairs):
+    """In the order of their rank; of those that come twice, the last counts. ``pairs`` is empty before."""
+    for rank in range(len(lefts)):
+        place = _pair(lefts[rank], rights[rank], pairs)
+        pairs[place] = lefts[rank] << _HALF | rights[rank]
+        pairs[place + 1] = np.int64(rank) << _HALF | becomes[rank]
+
+
+@_KERNELS.kernel(_BYTES, _INTEGERS, _INTEGER, _OUT_IDS, _INTEGERS, _INTEGERS, _OUT_BYTES)
+def _differ(text, ends, longest, own, letters, pairs, differs):
+    """Of words, one behind the other: 1 where the word's own token is not what its merges make of it."""
+    merges, tokens = np.empty(longest, np.int64), np.empty(longest, np.uint32)
+    begin = 0
+    for place in range(len(ends)):
+        count = _merged(text, begin, ends[place], letters, pairs, merges, tokens, 0)
+        differs[place] = count != 1 or tokens[0] != own[place]
+        begin = ends[place]
+
+
+@_KERNELS.kernel(_BYTES, _INTEGERS, _OUT_IDS, _INTEGERS, _OUT_BYTES)
+def _keep_words(text, ends, own, entries, words):
+    """Words, one behind the other and each met once, with a token each. There must be room."""
+    used = np.zeros(3, np.int64)
+    begin = 0
+    for place in range(len(ends)):
+        end = ends[place]
+        key = _key(text, begin, end)
+        _put(text, begin, end, key, _entry(text, begin, end, key, entries, words),
+             own, place, 1, used, entries, words, own)  # fmt: skip
+        begin = end
 
 
 @lru_cache(maxsize=1)
 def entry_points() -> tuple[Callable[..., Any], ...]:
-    """Of ``look_up`` and ``keep``."""
-    if not _keep.signatures:
+    """Of ``look_up``, ``keep_pairs``, ``differ`` and ``keep_words``."""
+    if not _keep_words.signatures:
         compile_all()
-    return entry_point(_look_up), entry_point(_keep)
+    return entry_point(_look_up), entry_point(_keep_pairs), entry_point(_differ), entry_point(_keep_words)

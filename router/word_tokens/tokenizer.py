@@ -1,4 +1,4 @@
-"""Texts to token ids, by a table of words that grows with what is met."""
+"""Texts to token ids, word by word, with a table of those that were met."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from conductor.placement import Tokens
 from router.segments import Segmentation
 from router.word_tokens import kernels
 from router.word_tokens.characters import CharacterKinds
+from router.word_tokens.merges import Merges, merges_of
 from router.word_tokens.words import Cut, UnfitError, cut_of, normalizes_to_nfc
 
 MAX_WORDS = 1 << 16  # what a language has in use, several times; 7 MB
@@ -22,8 +23,7 @@ _BYTES_A_WORD, _IDS_A_WORD = 16, 8
 _LONGEST_WORD_BYTES = 256
 _LONG_S = "'\u017f"  # which may be a contraction where case does not matter
 _MOST_OTHERS = 16
-_UNKNOWN = 2_048  # ends of words that are found in one pass
-_MOST_PASSES = 512  # for words that are all different, and characters of many scripts
+_MOST_PASSES = 512  # for characters of many scripts
 _PROBES = (
     "Hello  world's\n\n  it'S 12345 67\t\tx \r\n end ",
     "naïve café 東京 12345 ½ \u00a0\u2003 é!? ...\n'll 'LL we'Re",
@@ -36,42 +36,15 @@ def _kinds() -> CharacterKinds:
     return CharacterKinds()
 
 
-@lru_cache(maxsize=1)
-def _letters() -> dict[int, str]:
-    """What stands for each byte in the vocabulary of byte-level BPE (GPT-2's ``bytes_to_unicode``)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(0x100) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {
-        byte: chr(0x100 + place) for place, byte in enumerate(hidden)
-    }
-
-
 class _Table:
     """The words that are known, a power of two at most: arrays that the kernels read and write."""
 
     def __init__(self, max_words: int) -> None:
-        self.max_words = max_words
-        self.used = self.used_bytes = self.used_ids = 0
+        self.used = np.zeros(3, np.int64)
         self.entries = np.zeros(2 * max_words * kernels.ENTRY, np.int64)
         # Of which one word has room, however long it is and however few there may be.
         self.words = np.zeros(max_words * _BYTES_A_WORD + _LONGEST_WORD_BYTES, np.uint8)
         self.ids = np.zeros(max_words * _IDS_A_WORD + _LONGEST_WORD_BYTES, np.uint32)
-
-    def has_room(self, word: bytes, ids: NDArray[np.uint32]) -> bool:
-        return (
-            self.used < self.max_words
-            and self.used_bytes + len(word) <= len(self.words)
-            and self.used_ids + len(ids) <= len(self.ids)
-        )
-
-    def keep(self, word: bytes, ids: NDArray[np.uint32]) -> None:
-        """There must be room."""
-        _, keep = kernels.entry_points()
-        word_bytes = np.frombuffer(word, np.uint8)
-        if keep(word_bytes, ids, self.used_bytes, self.used_ids, self.entries, self.words, self.ids):
-            self.used += 1
-            self.used_bytes += len(word)
-            self.used_ids += len(ids)
 
 
 class WordTokens:
@@ -83,27 +56,27 @@ class WordTokens:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
         *,
         cut: Cut,
+        merges: Merges,
         to_nfc: bool,
         added: re.Pattern[bytes],
         specials: dict[bytes, int],
         others: tuple[str, ...],
         max_words: int = MAX_WORDS,
     ) -> None:
-        self._model = tokenizer.model
         self._cut = cut
+        self._merges = merges
         self._to_nfc = to_nfc
         self._added = added
         self._specials = specials
         self._others = others
-        self._look_up, _ = kernels.entry_points()
+        self._look_up = kernels.entry_points()[0]
         self._table = _Table(max_words)
         self._lock = threading.Lock()
 
-    def tokens(self, text: str, *, most_new: int | None = None) -> Tokens | None:
-        """None where the library has to be asked, or words of more than ``most_new`` bytes are not known."""
+    def tokens(self, text: str) -> Tokens | None:
+        """None where the library has to be asked."""
         if not text.isascii() and (
             _LONG_S in text or (self._to_nfc and not unicodedata.is_normalized("NFC", text))
         ):
@@ -118,30 +91,19 @@ class WordTokens:
         if added is None:
             return None
         tokens = np.empty(len(data), np.uint32)
-        unknown = np.empty(_UNKNOWN, np.int64)
-        kinds = _kinds()
+        kinds, table, merges = _kinds(), self._table, self._merges
         for _ in range(_MOST_PASSES):
             with self._lock:
-                table = self._table
                 outcome, count = self._look_up(
                     np.frombuffer(data, np.uint8), kinds.of, added, *self._cut, _LONGEST_WORD_BYTES,
-                    table.entries, table.words, table.ids, tokens, unknown,
+                    table.used, table.entries, table.words, table.ids,
+                    merges.letters, merges.pairs, merges.whole, merges.whole_words, tokens,
                 )  # fmt: skip
             if outcome == kernels.DONE:
                 return tokens[:count].copy()
             if outcome == kernels.LEFT_TO_LIBRARY:
                 return None
-            if outcome == kernels.UNSEEN_CHARACTER:
-                kinds.learn(count)
-            else:
-                begins, ends = unknown[:count:2].tolist(), unknown[1:count:2].tolist()
-                words = {data[begin:end] for begin, end in zip(begins, ends, strict=True)}
-                if most_new is not None:
-                    most_new -= sum(map(len, words))
-                    if most_new < 0:
-                        return None
-                if not self._learn(words):
-                    return None
+            kinds.learn(count)
         return None
 
     def _added_in(self, data: bytes) -> NDArray[np.int64] | None:
@@ -153,24 +115,6 @@ class WordTokens:
                 return None
             found += (*match.span(), token)
         return np.array(found, np.int64)
-
-    def _learn(self, words: set[bytes]) -> bool:
-        """Ask the library's model, and keep what it says; everything else is forgotten when there is no room.
-
-        False where a vocabulary lacks a byte: such a word has no token, or more of them than bytes, for which the
-        kernels have no room.
-        """
-        letters = _letters()
-        for word in words:
-            shown = word.decode("latin-1").translate(letters)
-            ids = np.array([token.id for token in self._model.tokenize(shown)], np.uint32)
-            if not 0 < len(ids) <= len(word):
-                return False
-            with self._lock:
-                if not self._table.has_room(word, ids):
-                    self._table = _Table(self._table.max_words)
-                self._table.keep(word, ids)
-        return True
 
 
 def word_tokens_of(
@@ -187,8 +131,8 @@ def word_tokens_of(
     if len(others) > _MOST_OTHERS:
         raise UnfitError(f"{len(others)} of its added tokens depend on what stands around them")
     words = WordTokens(
-        tokenizer,
         cut=cut_of(tokenizer),
+        merges=merges_of(tokenizer, _LONGEST_WORD_BYTES),
         to_nfc=normalizes_to_nfc(tokenizer),
         added=re.compile(segmentation.added.pattern.encode()),
         specials=specials,

@@ -17,6 +17,7 @@ from router import PromptTokenizer
 from router.inference import Endpoint, parse_inference
 from router.segments import segmentation_of
 from router.word_tokens import UnfitError, WordTokens, word_tokens_of
+from simulator.emulator.tokens import TOKENIZER_FOLDER
 
 CORPUS = [
     "the quick brown fox's jumps over the lazy dog",
@@ -178,18 +179,43 @@ def test_every_pair_of_ascii_characters_is_cut_as_the_library_does(maker: Callab
         assert tokens.tolist() == encode(text).tolist()
 
 
-def test_plain_text_never_needs_the_library_twice() -> None:
-    tokenizer = as_qwen()
+def of_the_emulator() -> Tokenizer:
+    return Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("maker", [as_gpt2, as_qwen, of_the_emulator], ids=lambda maker: maker.__name__)
+def test_new_words_merge_as_the_library_merges_them(maker: Callable[[], Tokenizer]) -> None:
+    tokenizer = maker()
     words, encode = by_words(tokenizer), encoder(tokenizer)
-    text = "<|im_start|>user\nNaïve 東京, don't  stop at 12345!\r\n<|im_end|>" * 3
-    tokens = words.tokens(text)
-    assert tokens is not None
-    assert tokens.tolist() == encode(text).tolist()
-    known = words.tokens(text, most_new=0)
-    assert known is not None
-    assert known.tolist() == tokens.tolist()
-    assert words.tokens(text + " unheard", most_new=6) is None
-    assert words.tokens(text + " unheard", most_new=8) is not None
+    random = np.random.default_rng(5)
+    common = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
+    for alphabet in (common, common[:3], ["the", "er", "in", "q", "u"], ["東", "京", "é", "x"]):
+        for length in (1, 2, 5, 20, 40):
+            text = " ".join("".join(random.choice(alphabet, length)) for _ in range(50))
+            for _ in range(2):  # new, and known
+                tokens = words.tokens(text)
+                assert tokens is not None
+                assert tokens.tolist() == encode(text).tolist()
+
+
+@pytest.mark.parametrize("ignores", [True, False])
+def test_a_word_that_is_a_token_need_not_be_what_its_merges_make(ignores: bool) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {
+        letter: number for number, letter in enumerate([*alphabet, "ab", "bc", "abc", "abcd", "xyz"])
+    }
+    merges = [("b", "c"), ("a", "b"), ("ab", "c")]  # by which `abc` is a, bc
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=ignores))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    words = by_words(tokenizer, max_words=2)
+    for word, whole in (("abc", 1), ("abcd", 1), ("xyz", 1), ("ab", 1), ("abcab", 3), ("xyzz", 4)):
+        for _ in range(2):
+            tokens = words.tokens(word)
+            assert tokens is not None
+            assert tokens.tolist() == encoder(tokenizer)(word).tolist()
+            if ignores:
+                assert len(tokens) == whole
 
 
 @pytest.mark.parametrize("text", ["x" * 300, "\ud800", "e\u0301", "I'\u017f", "\u0378"])
@@ -284,7 +310,7 @@ def test_other_tokenizers_are_refused(spoil: Callable[[Tokenizer], object], why:
         word_tokens_of(tokenizer, segmentation)
 
 
-def test_long_text_is_tokenized_at_once_where_its_words_are_known() -> None:
+def test_long_text_is_tokenized_at_once_by_its_words() -> None:
     tokenizer = PromptTokenizer(as_llama_3())
 
     def at_once(text: str) -> Tokens | None:
@@ -293,10 +319,10 @@ def test_long_text_is_tokenized_at_once_where_its_words_are_known() -> None:
     def body(text: str) -> bytes:
         return json.dumps({"model": "m", "prompt": text, "add_special_tokens": False}).encode()
 
-    unheard = " ".join(f"w{number}" for number in range(2_000))
-    assert at_once(unheard) is None
-    familiar = "the quick brown fox jumps over the lazy dog. " * 200
-    found = at_once(familiar)
-    assert found is not None
-    assert found.tolist() == encoder(as_llama_3())(familiar).tolist()
-    assert at_once(familiar * 10) is None  # even looking up takes time
+    unheard = " ".join(f"w{number}" for number in range(1_000))
+    assert len(unheard) > 4_000
+    for text in (unheard, "the quick brown fox jumps over the lazy dog. " * 100):
+        found = at_once(text)
+        assert found is not None
+        assert found.tolist() == encoder(as_llama_3())(text).tolist()
+        assert at_once(f"!{text}" * 10) is None  # even so it takes time
