@@ -198,8 +198,11 @@ class CacheIndex:
             self._match(self._arrays.address, hashes, domain, levels)
         return levels
 
-    def held_run(self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes) -> int:
-        """How many of these blocks, from the first on, one holder has, each in a tier up to this one.
+    def held_run(
+        self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes, *, alone: bool = False
+    ) -> int:
+        """How many of these blocks, from the first on, one holder has, each in a tier up to this one; ``alone``:
+        each in this tier.
 
         O(blocks); that is less than a match where there are many holders.
         """
@@ -208,7 +211,7 @@ class CacheIndex:
             row = self._slots.row(holder)
             if row is None:
                 return 0
-            slots = self._arrays.holder_slots[row, : tier + 1]
+            slots = self._arrays.holder_slots[row, tier if alone else 0 : tier + 1]
             return int(self._held_run(self._arrays.address, slots, hashes, namespace.domain_word))
 
     def best_holder(

@@ -78,6 +78,14 @@ class Outlook:
             place.holder, place.tier, prefix.namespace, prefix.hashes[segment.start : segment.stop]
         )
 
+    def run_at(self, prefix: Prefix, start: int, stop: int, place: Place) -> int:
+        """Up to which block a place itself, without its holder's faster tiers, has a prefix from ``start`` on."""
+        site = self.sites.get(place)
+        if site is not None and site.block_tokens is not None:  # known by other hashes than ours
+            return max(self.held(prefix, stop).blocks(place), start)
+        hashes = prefix.hashes[start:stop]
+        return start + self.index.held_run(place.holder, place.tier, prefix.namespace, hashes, alone=True)
+
     def instances_of(self, model: str, now_s: float) -> Iterator[InstanceState]:
         """Candidates that serve a model."""
         return (i for i in self.cluster if i.serves(model) and i.is_candidate(now_s))

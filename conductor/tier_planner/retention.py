@@ -78,6 +78,7 @@ def _room_at(
             demotion = _hand_down(outlook, site, segment, there, rate, now_s)
             if demotion is not None:
                 yield demotion
+                wanted -= there
                 continue  # it is dropped once it lies there, and its beginning not before it
             yield Proposal(
                 ActionKind.EVICT,
@@ -112,32 +113,37 @@ def _nearness(segment: Segment, stay: Stay) -> float:
 def _hand_down(
     outlook: Outlook, site: Site, segment: Segment, there: int, rate: float, now_s: float
 ) -> Proposal | None:
-    """A copy into the next slower tier that lacks these blocks, where that pays; they are dropped here later."""
-    stop, tokens = segment.start + there, segment.prefix.namespace.block_size
+    """A copy into the next slower tier that lacks these blocks, where that pays; they are dropped here later.
+
+    What a pool lacks of the blocks before is copied with them: without a prompt's beginning it has nothing of it.
+    """
+    prefix, stop, tokens = segment.prefix, segment.start + there, segment.prefix.namespace.block_size
     instance = outlook.cluster.get(site.place.holder.instance_id)
     if instance is None:
         return None
     for slower in outlook.sites.of(instance.instance_id):
         if slower.place.tier <= site.place.tier:
             continue
-        if outlook.blocks_at(segment, slower.place) >= there:
+        begin = segment.start if slower.place.holder == site.place.holder else 0
+        start = outlook.run_at(prefix, begin, stop, slower.place)
+        if start >= stop:
             return None
         if not outlook.can(ActionKind.DEMOTE, site.place, slower.place):
             continue
-        compute_s = recompute_s(instance, segment.start * tokens, stop * tokens)
-        load_s = outlook.sites.load_from_s(slower, instance, there * tokens)
+        compute_s = recompute_s(instance, start * tokens, stop * tokens)
+        load_s = outlook.sites.load_from_s(slower, instance, (stop - start) * tokens)
         price = outlook.demand.price(slower.place.holder, now_s)
-        transfer_s = outlook.sites.transfer_s(site.place, slower.place, there * tokens)
+        transfer_s = outlook.sites.transfer_s(site.place, slower.place, (stop - start) * tokens)
         benefit_s = outlook.returns.probability(segment, KEPT_S, now_s) * (compute_s - load_s)
         if benefit_s > price * transfer_s:
             return Proposal(
                 ActionKind.DEMOTE,
-                segment.prefix,
-                segment.start,
+                prefix,
+                start,
                 stop,
                 site.place,
                 slower.place,
-                round(there * tokens * instance.instance_class.kv_bytes_per_token),
+                round((stop - start) * tokens * instance.instance_class.kv_bytes_per_token),
                 benefit_s,
                 price * transfer_s,
                 deadline_s=now_s + 30.0,

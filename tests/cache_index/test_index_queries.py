@@ -48,6 +48,9 @@ def test_what_one_holder_has_of_a_range() -> None:
     assert index.held_run(B, Tier.REMOTE, NAMESPACE, hashes) == 100
     assert index.held_run(C, Tier.REMOTE, NAMESPACE, hashes) == 0
     assert index.held_run(Holder("nobody"), Tier.REMOTE, NAMESPACE, hashes) == 0
+    assert index.held_run(A, Tier.HOST, NAMESPACE, hashes[30:], alone=True) == 0
+    assert index.held_run(A, Tier.HOST, NAMESPACE, hashes[60:], alone=True) == 10
+    assert index.held_run(A, Tier.DEVICE, NAMESPACE, hashes[20:], alone=True) == 40
     index.clear(A, Tier.DEVICE)
     assert index.held_run(A, Tier.HOST, NAMESPACE, hashes[60:]) == 10
 

@@ -352,3 +352,45 @@ def test_what_a_slower_tier_lacks_is_handed_down_once_and_dropped_when_it_is_the
         a.kind is ActionKind.EVICT and a.prefix is not None and a.prefix.hashes.item(a.stop - 1) == keys[0][0]
         for a in dropped
     )
+
+
+def filled(slower: Site, host_blocks: int = 400) -> tuple[Planned, float, dict[str, list[TierAction]]]:
+    """Full host tiers behind which there is a tier that nothing is written through to: the first round's orders."""
+    planned = Planned(ActionKind.EVICT, ActionKind.DEMOTE, host_blocks=host_blocks, pool=False)
+    if slower.place.holder == POOL:
+        planned.index.register(POOL)
+    hosts = [Place(Holder(name), Tier.HOST) for name in ("m0", "m1")]
+    sites = [Site(host, host_blocks * BLOCK, frozenset({host.holder.instance_id})) for host in hosts]
+    planned.planner.use_sites([*sites, slower])
+    now_s = 0.0
+    orders: dict[str, list[TierAction]] = {}
+    while not orders and now_s < 1_000.0:
+        for seed in range(100, 104):
+            planned.serve(turn(320 * (1 + int(now_s / 10.0)), seed), now_s)
+            planned.index.clear(POOL)  # what the test's engines write through by themselves
+            now_s += 2.5
+            for action in planned.planner.plan(now_s):
+                orders.setdefault(action.target.tier.name, []).append(action)
+    return planned, now_s, orders
+
+
+def test_a_slower_tier_gets_what_its_instances_host_alone_has() -> None:
+    """What the host holds is not taken for what the flash behind it holds."""
+    flash = Site(Place(Holder("m0"), Tier.POD), 100_000 * BLOCK, frozenset({"m0"}))
+    planned, now_s, _ = filled(flash)
+    demoted: list[TierAction] = []
+    for seed in range(200, 230):
+        planned.serve(turn(320 * 12, 100 + seed % 4), now_s)
+        now_s += 1.0
+        demoted += [a for a in planned.planner.plan(now_s) if a.kind is ActionKind.DEMOTE]
+    assert demoted
+    assert {(str(a.source), str(a.target)) for a in demoted} == {("m0/host", "m0/pod")}
+
+
+def test_a_pool_gets_the_beginning_too_and_what_is_handed_down_counts_as_room_made() -> None:
+    _, _, orders = filled(Site(Place(POOL, Tier.REMOTE), 100_000 * BLOCK, None, Speed(20e9, 1e-3)))
+    demoted = orders["REMOTE"]
+    assert all(a.kind is ActionKind.DEMOTE for a in demoted)
+    assert all(a.start == 0 for a in demoted), "without the beginning a pool has nothing of a prompt"
+    # A twentieth of each host is to go, and one end of a conversation is more than that.
+    assert len(demoted) <= 2
