@@ -12,9 +12,9 @@ import numpy as np
 from cache_index import Tier
 from conductor.cluster import RankState
 from conductor.costs import Floats, Ints
-from conductor.costs.tables import DECODE, MIXED, PREFILL
+from conductor.costs.tables import DECODE, MIXED, PREFILL, TIER_RATIO
 from conductor.estimates import Estimates
-from conductor.placement import InstanceFailure, Placement, PlacementRequest, Usage
+from conductor.placement import InstanceFailure, Placement, PlacementRequest, PlanSegment, Usage
 from conductor.policies.candidates import NO_PEER, Candidates, Choice
 from conductor.policies.slo import Slo
 from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
@@ -348,7 +348,7 @@ def _why(record: PlacementRecord, c: Candidates) -> str:
         if segment.tier is not Tier.DEVICE or segment.holder != record.prefill.holder:
             parts.append(
                 f"{segment.stop - segment.start} tokens come from the {segment.tier.name.lower()} tier of "
-                f"{segment.holder.instance_id}"
+                f"{segment.holder.instance_id}{_encoded(record, segment)}"
             )
     best_overlap = int(c.overlap_tokens.max(initial=0))
     if best_overlap > placement.overlap_tokens:
@@ -367,3 +367,12 @@ def _why(record: PlacementRecord, c: Candidates) -> str:
     if record.request.hedge_of is not None:
         parts.append(f"asked beside placement {record.request.hedge_of}, which was late")
     return "; ".join(parts) + "."
+
+
+def _encoded(record: PlacementRecord, segment: PlanSegment) -> str:
+    """How a store has what a plan loads from it; nothing of what is raw, as all is that comes from a peer."""
+    c, rank = record.candidates, record.choice.prefill
+    if c is None or segment.holder != record.prefill.holder:
+        return ""
+    ratio = float(c.tables.classes[c.roster.class_ids[rank], TIER_RATIO + segment.tier])
+    return "" if ratio <= 1.0 else f", encoded to 1/{ratio:g} and decoded beside the load"

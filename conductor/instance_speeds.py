@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cache_index import Tier
+from conductor.codec_config import CodecConfig
 from conductor.costs import InstanceClass, Speed
 
 _Positive = Annotated[float, Field(gt=0)]
@@ -17,12 +18,24 @@ _LINKS = ("nic", "tiers")
 
 
 class LinkSpeed(BaseModel):
-    """Of the network card, or of loading from a tier."""
+    """Of the network card."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bytes_per_s: _Positive
     latency_s: _NotNegative = 0.0
+
+    def speed(self) -> Speed:
+        return Speed(self.bytes_per_s, self.latency_s)
+
+
+class TierSpeed(LinkSpeed):
+    """Of loading from a tier, whose store may encode what it holds."""
+
+    codec: CodecConfig | None = None
+
+    def speed(self) -> Speed:
+        return Speed(self.bytes_per_s, self.latency_s, None if self.codec is None else self.codec.codec())
 
 
 class InstanceSpeeds(BaseModel):
@@ -42,11 +55,11 @@ class InstanceSpeeds(BaseModel):
     chunk_tokens: Annotated[int, Field(gt=0)] | None = None
     kv_capacity_tokens: Annotated[int, Field(gt=0)] | None = None
     nic: LinkSpeed | None = None
-    tiers: dict[str, LinkSpeed] = {}
+    tiers: dict[str, TierSpeed] = {}
 
     @field_validator("tiers")
     @classmethod
-    def _known_tiers(cls, tiers: dict[str, LinkSpeed]) -> dict[str, LinkSpeed]:
+    def _known_tiers(cls, tiers: dict[str, TierSpeed]) -> dict[str, TierSpeed]:
         known = [tier.name.lower() for tier in Tier if tier is not Tier.DEVICE]
         for name in tiers:
             if name not in known:
@@ -61,15 +74,11 @@ class InstanceSpeeds(BaseModel):
             if name not in _LINKS and (value := getattr(self, name)) is not None
         }
         if self.nic is not None:
-            given["nic"] = _speed(self.nic)
+            given["nic"] = self.nic.speed()
         if self.tiers:
-            own = {Tier[name.upper()]: _speed(link) for name, link in self.tiers.items()}
+            own = {Tier[name.upper()]: link.speed() for name, link in self.tiers.items()}
             given["tiers"] = {**instance_class.tiers, **own}
         if not given:
             return instance_class
         digest = hashlib.sha256(self.model_dump_json(exclude_none=True).encode()).hexdigest()[:6]
         return replace(instance_class, name=f"{instance_class.name}+{digest}", **given)
-
-
-def _speed(link: LinkSpeed) -> Speed:
-    return Speed(link.bytes_per_s, link.latency_s)

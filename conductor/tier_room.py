@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cache_index import CacheIndex, Holder
+from cache_index import CacheIndex, Holder, Tier
 from cache_index.lmcache_directory import is_lmcache
 from cache_index.lmcache_keys import CHUNK_TOKENS
 from conductor.actions import Place
@@ -26,7 +26,7 @@ class TierRoom:
         self._capacities = dict(capacities)
 
     def free_bytes(self, place: Place) -> float | None:
-        """None where the capacity is not configured. Ranks of an instance share it. O(holders)."""
+        """Of raw KV; None where the capacity is not configured. Ranks of an instance share it. O(holders)."""
         instance_id = place.holder.instance_id
         capacity = self._capacities.get((instance_id, place.tier.name.lower()))
         if capacity is None:
@@ -36,13 +36,17 @@ class TierRoom:
             for holder, tiers in self._index.stats().residencies_by_holder.items()
             if holder.instance_id == instance_id
         )
-        return max(capacity - held * self._block_bytes(instance_id), 0.0)
+        stored, ratio = self._block_bytes(instance_id, place.tier)
+        return max(capacity - held * stored, 0.0) * ratio
 
-    def _block_bytes(self, instance_id: str) -> float:
+    def _block_bytes(self, instance_id: str, tier: Tier) -> tuple[float, float]:
+        """Of a block in the tier's store, and how much more it is raw."""
         instance = self._cluster.get(instance_id) or next(iter(self._cluster), None)
         if instance is None:
-            return 0.0
+            return 0.0, 1.0
         size = instance.block_size or DEFAULT_BLOCK_SIZE
         if is_lmcache(Holder(instance_id)):
             size = CHUNK_TOKENS
-        return size * instance.instance_class.kv_bytes_per_token
+        kind = instance.instance_class
+        stored = kind.stored_bytes_per_token(tier)
+        return size * stored, kind.kv_bytes_per_token / stored

@@ -57,7 +57,7 @@ class PerformanceModel:
             cached_base_s=max(instance_class.prefill_base_s - instance_class.decode_base_s, 0.0),
             cached_s_per_token=instance_class.prefill_s_per_cached_token,
             host_base_s=host.latency_s,
-            host_s_per_token=instance_class.kv_bytes_per_token / host.bytes_per_s,
+            host_s_per_token=instance_class.kv_bytes_per_token / host.load_bytes_per_s,
         )
 
     def at_speed(self, speed: float) -> PerformanceModel:

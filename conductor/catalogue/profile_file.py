@@ -35,6 +35,7 @@ from conductor.catalogue.instance_classes import INSTANCE_CLASSES
 from conductor.catalogue.measured_times import PrefillTime, StepTime, with_measured_times
 from conductor.catalogue.models import MODELS, WeightPrecision
 from conductor.catalogue.roofline import Deployment
+from conductor.codec_config import CodecConfig
 from conductor.costs import InstanceClass, Speed
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -121,6 +122,16 @@ class _Speed(_Section):
     bytes_per_s: _Positive
     latency_s: _NotNegative
 
+    def speed(self) -> Speed:
+        return Speed(self.bytes_per_s, self.latency_s)
+
+
+class _TierSpeed(_Speed):
+    codec: CodecConfig | None = None
+
+    def speed(self) -> Speed:
+        return Speed(self.bytes_per_s, self.latency_s, None if self.codec is None else self.codec.codec())
+
 
 class _Profile(_Section):
     """The fields of `InstanceClass`, which says what they mean."""
@@ -138,7 +149,7 @@ class _Profile(_Section):
     chunk_tokens: _Count
     kv_capacity_tokens: _Count
     nic: _Speed
-    tiers: dict[_TierName, _Speed] = {}
+    tiers: dict[_TierName, _TierSpeed] = {}
 
 
 def read_instance_class(path: Path) -> InstanceClass:
@@ -155,8 +166,8 @@ def read_instance_class(path: Path) -> InstanceClass:
     constants = profile.model_dump(exclude={"nic", "tiers"})
     read = InstanceClass(
         **constants,
-        nic=_speed(profile.nic),
-        tiers={tier: _speed(profile.tiers[name]) for tier, name in _TIERS.items() if name in profile.tiers},
+        nic=profile.nic.speed(),
+        tiers={tier: profile.tiers[name].speed() for tier, name in _TIERS.items() if name in profile.tiers},
     )
     return with_measured_times(
         read,
@@ -208,13 +219,12 @@ _TIERS: Final[dict[Tier, _TierName]] = {
 }
 
 
-def _speed(section: _Speed) -> Speed:
-    return Speed(bytes_per_s=section.bytes_per_s, latency_s=section.latency_s)
-
-
 def _content(instance_class: InstanceClass) -> dict[str, Any]:
     content = asdict(instance_class)
     content["tiers"] = {_TIERS[tier]: speed for tier, speed in content["tiers"].items()}
+    for speed in (content["nic"], *content["tiers"].values()):
+        if speed["codec"] is None:
+            del speed["codec"]
     return content
 
 
@@ -270,11 +280,13 @@ def _known_fields(location: tuple[int | str, ...]) -> list[str]:
     """Of the section in which the last part of ``location`` stands."""
     if len(location) == 1:
         return [*_Start.model_fields, *_Profile.model_fields]
-    sections: dict[str, type[_Section]] = {
+    sections: dict[str, type[BaseModel]] = {
         "derive": _Derive,
         "prefill": _Prefill,
         "decode": _Step,
         "measured": _Measured,
+        "codec": CodecConfig,
+        "tiers": _TierSpeed,
     }
     return list(
         next((sections[str(p)] for p in reversed(location[:-1]) if p in sections), _Speed).model_fields

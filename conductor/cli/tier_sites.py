@@ -59,7 +59,7 @@ class TierSites:
             owner = next((i for i in self._cluster if members is None or i.instance_id in members), None)
             if owner is not None:
                 place = Place(holder, Tier[each.tier.upper()])
-                tokens = int(each.bytes / owner.instance_class.kv_bytes_per_token)
+                tokens = int(each.bytes / owner.instance_class.stored_bytes_per_token(place.tier))
                 chunk_tokens = CHUNK_TOKENS if is_lmcache(holder) else None
                 sites.append(Site(place, tokens, members, block_tokens=chunk_tokens))
         if self._config.executors.lmcache_servers is not None:

@@ -1,6 +1,6 @@
 from .calibration import Calibration, dump_calibrations, load_calibrations
 from .exposure import Exposure
-from .instance_class import Floats, InstanceClass, Ints, Speed
+from .instance_class import Codec, Floats, InstanceClass, Ints, Speed
 from .tables import ClusterTables
 from .topology import DEFAULT_LINKS, Distance, Topology
 
@@ -8,6 +8,7 @@ __all__ = [
     "DEFAULT_LINKS",
     "Calibration",
     "ClusterTables",
+    "Codec",
     "Distance",
     "Exposure",
     "Floats",

@@ -20,11 +20,50 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class Codec:
+    """How a tier's store encodes all that it holds; throughputs are those of one instance, in bytes of raw KV."""
+
+    ratio: float  # bytes of raw KV by bytes stored
+    encode_bytes_per_s: float
+    decode_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not self.ratio >= 1.0:
+            raise ValueError(f"a codec's ratio is raw bytes by stored ones, at least 1, not {self.ratio}")
+        if not (self.encode_bytes_per_s > 0.0 and self.decode_bytes_per_s > 0.0):
+            raise ValueError("a codec's throughputs must be positive")
+
+
+@dataclass(frozen=True, slots=True)
 class Speed:
-    """Of a link, or of loading from a tier: what one transfer costs while nothing else uses it."""
+    """Of a link, or of loading from a tier: what one transfer costs while nothing else uses it.
+
+    What travels to and from a tier with a ``codec`` is encoded. It is coded chunk by chunk beside the transfer,
+    so the slower of the two counts.
+    """
 
     bytes_per_s: float
     latency_s: float
+    codec: Codec | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of raw KV by bytes that travel."""
+        return 1.0 if self.codec is None else self.codec.ratio
+
+    @property
+    def load_bytes_per_s(self) -> float:
+        """Of raw KV, decoded."""
+        if self.codec is None:
+            return self.bytes_per_s
+        return min(self.bytes_per_s * self.codec.ratio, self.codec.decode_bytes_per_s)
+
+    @property
+    def store_bytes_per_s(self) -> float:
+        """Of raw KV, encoded on its way there."""
+        if self.codec is None:
+            return self.bytes_per_s
+        return min(self.bytes_per_s * self.codec.ratio, self.codec.encode_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +84,11 @@ class InstanceClass:
     kv_capacity_tokens: int  # of the device tier, until an engine reports its own
     nic: Speed  # to other instances, the whole instance's
     tiers: Mapping[Tier, Speed] = field(default_factory=dict)  # loading into the device from its other tiers
+
+    def stored_bytes_per_token(self, tier: Tier) -> float:
+        """Of KV as a tier's store holds it."""
+        speed = self.tiers.get(tier)
+        return self.kv_bytes_per_token if speed is None else self.kv_bytes_per_token / speed.ratio
 
     def prefill_s(self, prompt_tokens: int, cached_tokens: Ints) -> Floats:
         """Seconds to prefill, for each cached length in ``cached_tokens`` (any shape)."""

@@ -73,9 +73,10 @@ LAYERS: Final = 8
 CHUNK_TOKENS: Final = 9
 NIC_S_PER_BYTE: Final = 10
 NIC_LATENCY_S: Final = 11
-TIER_S_PER_BYTE: Final = 12  # one a tier
+TIER_S_PER_BYTE: Final = 12  # of raw KV, decoded; one a tier, as the next two
 TIER_LATENCY_S: Final = TIER_S_PER_BYTE + len(Tier)
-PREFILL_SCALE: Final = TIER_LATENCY_S + len(Tier)  # learned
+TIER_RATIO: Final = TIER_LATENCY_S + len(Tier)  # bytes of raw KV by bytes stored
+PREFILL_SCALE: Final = TIER_RATIO + len(Tier)  # learned
 DECODE_SCALE: Final = PREFILL_SCALE + 1
 CLASS_COLUMNS: Final = DECODE_SCALE + 1
 
@@ -148,8 +149,9 @@ def _class_row(c: InstanceClass) -> Floats:
     for tier in Tier:
         speed = c.tiers.get(tier)
         # What cannot be loaded is never cheaper than computing it.
-        row[TIER_S_PER_BYTE + tier] = 1.0 / speed.bytes_per_s if speed is not None else np.inf
+        row[TIER_S_PER_BYTE + tier] = 1.0 / speed.load_bytes_per_s if speed is not None else np.inf
         row[TIER_LATENCY_S + tier] = speed.latency_s if speed is not None else np.inf
+        row[TIER_RATIO + tier] = speed.ratio if speed is not None else 1.0
     row[TIER_S_PER_BYTE + Tier.DEVICE] = 0.0
     row[TIER_LATENCY_S + Tier.DEVICE] = 0.0
     row[PREFILL_SCALE] = row[DECODE_SCALE] = 1.0

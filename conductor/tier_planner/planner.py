@@ -215,7 +215,7 @@ class TierPlanner:
         # What the request will load must be there when its turn comes.
         needed_until_s = record.placed_s + 2.0 * record.placement.predicted_ttft_s
         for site in self._outlook.sites.of(instance_id):
-            for segment in path:
+            for segment in site.gets(path, instance_id):
                 self._track.used(segment, site.place)
                 self._put(segment, site.place, Stay(segment.last_used_s, needed_until_s))
         for segment in path[:-1]:

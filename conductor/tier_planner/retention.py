@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from conductor.actions import ActionKind
+from conductor.tier_planner.compression import ways_down
 from conductor.tier_planner.outlook import Outlook, Proposal
 from conductor.tier_planner.prefix_tree import Segment, Stay
-from conductor.tier_planner.sites import Site, recompute_s
+from conductor.tier_planner.sites import Site
 
-KEPT_S = 3600.0  # how long a slower tier is taken to keep what it is given
 LEFT_BEHIND = 0.1  # chance that a prompt comes back where it was not served last, beside where it was
 LOW = 0.95  # of a site's capacity: what is kept when room is made; when that is, `Sites.full` says
 
@@ -113,40 +113,26 @@ def _nearness(segment: Segment, stay: Stay) -> float:
 def _hand_down(
     outlook: Outlook, site: Site, segment: Segment, there: int, rate: float, now_s: float
 ) -> Proposal | None:
-    """A copy into the next slower tier that lacks these blocks, where that pays; they are dropped here later.
-
-    What a pool lacks of the blocks before is copied with them: without a prompt's beginning it has nothing of it.
-    """
-    prefix, stop, tokens = segment.prefix, segment.start + there, segment.prefix.namespace.block_size
+    """A copy into the slower tier that gains most by it, where one does; the blocks are dropped here later."""
+    ways = ways_down(outlook, site, segment, there, now_s)
     instance = outlook.cluster.get(site.place.holder.instance_id)
-    if instance is None:
+    if not ways or instance is None:
         return None
-    for slower in outlook.sites.of(instance.instance_id):
-        if slower.place.tier <= site.place.tier:
-            continue
-        begin = segment.start if slower.place.holder == site.place.holder else 0
-        start = outlook.run_at(prefix, begin, stop, slower.place)
-        if start >= stop:
-            return None
-        if not outlook.can(ActionKind.DEMOTE, site.place, slower.place):
-            continue
-        compute_s = recompute_s(instance, start * tokens, stop * tokens)
-        load_s = outlook.sites.load_from_s(slower, instance, (stop - start) * tokens)
-        price = outlook.demand.price(slower.place.holder, now_s)
-        transfer_s = outlook.sites.transfer_s(site.place, slower.place, (stop - start) * tokens)
-        benefit_s = outlook.returns.probability(segment, KEPT_S, now_s) * (compute_s - load_s)
-        if benefit_s > price * transfer_s:
-            return Proposal(
-                ActionKind.DEMOTE,
-                prefix,
-                start,
-                stop,
-                site.place,
-                slower.place,
-                round((stop - start) * tokens * instance.instance_class.kv_bytes_per_token),
-                benefit_s,
-                price * transfer_s,
-                deadline_s=now_s + 30.0,
-                reason=f"{site.place} is full, {slower.place} lacks it; {rate * 3600:.2g} uses expected an hour",
-            )
-    return None
+    best, stop = ways[0], segment.start + there
+    tokens = (stop - best.start) * segment.prefix.namespace.block_size
+    beside = (
+        f" (gains {best.gain_s - ways[1].gain_s:.2g} s more than {ways[1].site.place})" if ways[1:] else ""
+    )
+    return Proposal(
+        ActionKind.DEMOTE,
+        segment.prefix,
+        best.start,
+        stop,
+        site.place,
+        best.site.place,
+        round(tokens * instance.instance_class.kv_bytes_per_token),
+        best.benefit_s,
+        best.cost_s,
+        deadline_s=now_s + 30.0,
+        reason=f"{site.place} is full, {best}{beside}; {rate * 3600:.2g} uses expected an hour",
+    )

@@ -12,6 +12,7 @@ from cache_index import CacheIndex, Holder, Tier
 from conductor.actions import Place
 from conductor.cluster import Cluster, InstanceState
 from conductor.costs import Speed
+from conductor.tier_planner.prefix_tree import Segment
 
 HIGH: Final = 0.98  # of a site's capacity: when room is made
 
@@ -22,7 +23,8 @@ class Site:
 
     ``members`` are the instances that load from it, None: all. ``speed`` is a pool's own, shared by its members;
     None for an instance's tier, whose class says how fast it is. ``block_tokens`` are those of what the index
-    counts there, None: as many as prompts' blocks have.
+    counts there, None: as many as prompts' blocks have. ``write_back`` are the instances that do not write through
+    to it: it gets what is handed down.
     """
 
     place: Place
@@ -30,6 +32,7 @@ class Site:
     members: frozenset[str] | None
     speed: Speed | None = None
     block_tokens: int | None = None
+    write_back: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.capacity_tokens < 1:
@@ -37,6 +40,12 @@ class Site:
 
     def serves(self, instance_id: str) -> bool:
         return self.members is None or instance_id in self.members
+
+    def gets(self, path: Iterable[Segment], instance_id: str) -> Iterable[Segment]:
+        """What of a prompt lies here once the instance has computed it."""
+        if instance_id not in self.write_back:
+            return path
+        return [segment for segment in path if self.place in segment.held_at]
 
     @property
     def near(self) -> bool:
@@ -120,8 +129,15 @@ class Sites:
             return seconds
         return max(seconds, _seconds(site.speed, tokens, instance))
 
+    def store_from_s(self, site: Site, instance: InstanceState, tokens: int) -> float:
+        """Seconds to copy tokens the other way, from an instance to a site, encoded where the site's store does."""
+        own = instance.instance_class.tiers.get(site.place.tier)
+        if own is None or tokens <= 0:
+            return float("inf") if tokens > 0 else 0.0
+        return max(_seconds(speed, tokens, instance, stores=True) for speed in (own, site.speed or own))
+
     def transfer_s(self, source: Place, target: Place, tokens: int) -> float:
-        """Seconds of a copy between two places; infinite where there is no way."""
+        """Seconds of a copy between two places, coding included; infinite where there is no way."""
         one, other = self._instance_at(source.holder), self._instance_at(target.holder)
         if one is None and other is None:
             return float("inf")
@@ -132,8 +148,12 @@ class Sites:
             site = self._sites.get(pool)
             if site is None:
                 return self.load_s(pool.tier, instance, tokens)
-            return self.load_from_s(site, instance, tokens)
+            timed = self.store_from_s if pool is target else self.load_from_s
+            return timed(site, instance, tokens)
         if one is other:
+            site = self._sites.get(target)
+            if site is not None and target.tier > source.tier:
+                return self.store_from_s(site, one, tokens)
             return self.load_s(max(source.tier, target.tier), one, tokens)
         link = self._link(one, other)
         network_s = max(_seconds(speed, tokens, one) for speed in (link, one.instance_class.nic))
@@ -161,5 +181,6 @@ def recompute_s(instance: InstanceState, start: int, stop: int) -> float:
     )
 
 
-def _seconds(speed: Speed, tokens: int, instance: InstanceState) -> float:
-    return speed.latency_s + tokens * instance.instance_class.kv_bytes_per_token / speed.bytes_per_s
+def _seconds(speed: Speed, tokens: int, instance: InstanceState, *, stores: bool = False) -> float:
+    rate = speed.store_bytes_per_s if stores else speed.load_bytes_per_s
+    return speed.latency_s + tokens * instance.instance_class.kv_bytes_per_token / rate

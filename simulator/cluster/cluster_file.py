@@ -7,9 +7,10 @@ they mean the same.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -20,6 +21,7 @@ from cache_index import Tier
 from conductor.catalogue import INSTANCE_CLASSES
 from conductor.catalogue.profile_file import read_instance_class
 from conductor.cluster_shape import read_cluster_shape
+from conductor.codec_config import CodecConfig
 from conductor.config import AdmissionConfig, ObjectivesConfig, Positive
 from conductor.configuration_faults import ConfigError, did_you_mean, explain
 from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed, Topology
@@ -36,6 +38,7 @@ _SizeField = Annotated[Size, BeforeValidator(read_size)]
 _NotNegative = Annotated[float, Field(ge=0)]
 _Count = Annotated[int, Field(ge=1, le=100_000)]
 _Name = Annotated[str, Field(min_length=1)]
+_SlowerTier = Literal["host", "disk", "pod", "remote"]
 _Built = TypeVar("_Built")
 
 
@@ -63,6 +66,8 @@ class InstanceSection(_Section):
     profile: Path | None = None
     kv_tokens: _SizeField | None = None
     tiers: dict[Literal["host", "disk"], _SizeField] = {}
+    codecs: dict[_SlowerTier, CodecConfig] = {}
+    write_back: list[_SlowerTier] = []
     pipeline: _Count = 1
     sequences: _Count = 256
     location: str = ""
@@ -233,6 +238,7 @@ class _Builder:
     def _instances(self, key: str, section: InstanceSection, numbers: Counter[str]) -> list[InstanceSpec]:
         instance_class = self._class(key, section)
         kv_bytes = instance_class.kv_bytes_per_token
+        stored_bytes = instance_class.stored_bytes_per_token
         for tier in section.tiers:
             if Tier[tier.upper()] not in instance_class.tiers:
                 raise self._error(
@@ -252,13 +258,15 @@ class _Builder:
                     else instance_class.kv_capacity_tokens
                 ),
                 tier_tokens={
-                    Tier[tier.upper()]: size.tokens(kv_bytes) for tier, size in section.tiers.items()
+                    (own := Tier[tier.upper()]): size.tokens(stored_bytes(own))
+                    for tier, size in section.tiers.items()
                 },
                 pipeline=section.pipeline,
                 sequences=section.sequences,
                 location=section.location,
                 fetches_from_peers=section.fetches_from_peers,
                 streams_layers=section.streams_layers,
+                write_back=frozenset(Tier[tier.upper()] for tier in section.write_back),
             )
             made.append(self._try(key, make))
         return made
@@ -280,12 +288,31 @@ class _Builder:
         else:
             profile = self._folder / section.profile
             found = self._try(f"{key}.profile", lambda: read_instance_class(profile))
+        found = self._encoding(key, found, section.codecs)
         if self._classes.setdefault(found.name, found) != found:
             raise self._error(
                 key,
                 f"two classes with different figures are called {found.name!r}; rename one in its profile",
             )
         return found
+
+    def _encoding(
+        self, key: str, instance_class: InstanceClass, codecs: Mapping[_SlowerTier, CodecConfig]
+    ) -> InstanceClass:
+        """The class with these codecs, under a name of its own."""
+        if not codecs:
+            return instance_class
+        tiers = dict(instance_class.tiers)
+        for name, codec in codecs.items():
+            tier = Tier[name.upper()]
+            if tier not in tiers:
+                raise self._error(
+                    f"{key}.codecs.{name}", f"class {instance_class.name!r} has no speed for this tier"
+                )
+            tiers[tier] = replace(tiers[tier], codec=codec.codec())
+        listed = [f"{name} {codec.model_dump_json()}" for name, codec in sorted(codecs.items())]
+        digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:6]
+        return replace(instance_class, name=f"{instance_class.name}+{digest}", tiers=tiers)
 
     def _pool(self, key: str, section: PoolSection, instances: dict[str, InstanceSpec]) -> PoolSpec:
         names = list(instances)
@@ -298,16 +325,17 @@ class _Builder:
                         f"{key}.members", f"no instance or group of instances is called {member!r}; {hint}"
                     )
                 names += self._groups.get(member, [member])
-        sizes = {instances[name].instance_class.kv_bytes_per_token for name in names}
+        tier = Tier[section.tier.upper()]
+        sizes = {instances[name].instance_class.stored_bytes_per_token(tier) for name in names}
         if section.capacity.in_bytes and len(sizes) != 1:
-            raise self._error(f"{key}.capacity", "its members differ in the KV bytes of a token; give tokens")
+            raise self._error(
+                f"{key}.capacity", "its members differ in the KV bytes of a token; give tokens"
+            )
         members = None if section.members is None else frozenset(names)
         capacity_tokens = section.capacity.tokens(max(sizes, default=1.0))
         return self._try(
             key,
-            lambda: PoolSpec(
-                section.name, Tier[section.tier.upper()], capacity_tokens, section.speed(), members
-            ),
+            lambda: PoolSpec(section.name, tier, capacity_tokens, section.speed(), members),
         )
 
     def _try(self, key: str, build: Callable[[], _Built]) -> _Built:

@@ -84,6 +84,7 @@ def make_state(
         events=np.zeros((events, k.V_COLUMNS), _INT),
         links=np.full(links, np.inf),
         link_flows=np.zeros(links, _INT),
+        link_bytes=np.zeros(links),
         distances=np.array([[cluster.links[d].bytes_per_s, cluster.links[d].latency_s] for d in Distance]),
         copies=np.full((16, k.P_COLUMNS), k.NONE, _INT),
         flows=np.zeros((8 * batch, k.L_COLUMNS), _INT),
@@ -119,6 +120,7 @@ def _set_engine(state: Arrays, number: int, instance: InstanceSpec, topology: To
     row[k.E_CHUNK_TOKENS] = kind.chunk_tokens
     row[k.E_STAGES] = instance.pipeline
     row[k.E_STREAMS] = instance.streams_layers
+    row[k.E_DISK_WRITE_BACK] = Tier.DISK in instance.write_back
     row[k.E_LOCATION : k.E_LOCATION + 4] = topology.location_ids(instance.location, instance.name)
     speeds[k.G_A] = kind.prefill_s_per_token
     speeds[k.G_B] = kind.prefill_s_per_token_squared
@@ -136,6 +138,10 @@ def _set_engine(state: Arrays, number: int, instance: InstanceSpec, topology: To
         speed = kind.tiers.get(tier, _UNLIMITED)
         speeds[k.G_LOAD_BYTES_PER_S + source] = speed.bytes_per_s
         speeds[k.G_LOAD_LATENCY_S + source] = speed.latency_s
+        speeds[k.G_STORED_BYTES + source] = kind.stored_bytes_per_token(tier)
+        if speed.codec is not None:  # coders, by bytes as they travel
+            state.links[links + k.DECODER + source] = speed.codec.decode_bytes_per_s / speed.codec.ratio
+            state.links[links + k.ENCODER + source] = speed.codec.encode_bytes_per_s / speed.codec.ratio
         if tier in (Tier.HOST, Tier.DISK):
             state.links[links + 2 + source] = speed.bytes_per_s
 
@@ -149,7 +155,8 @@ def chain(rows: Ints, column: int, start: int, last: int) -> None:
 def _set_stores(state: Arrays, cluster: ClusterSpec, stores: Sequence[Store], block_tokens: int) -> None:
     for store, place in enumerate(stores):
         state.stores[store] = k.NONE
-        state.stores[store, k.S_IDLE] = state.stores[store, k.S_PINNED] = 0
+        for column in (k.S_IDLE, k.S_PINNED, k.S_WRITTEN):
+            state.stores[store, column] = 0
         state.stores[store, k.S_CAPACITY] = place.capacity_tokens // block_tokens
         if place.tier is Tier.DEVICE:
             state.engines[place.owner, k.E_DEVICE] = store
@@ -160,4 +167,6 @@ def _set_stores(state: Arrays, cluster: ClusterSpec, stores: Sequence[Store], bl
     for number, pool in enumerate(cluster.pools):
         state.pool_source[number] = k.POD if pool.tier is Tier.POD else k.REMOTE
         for engine, instance in enumerate(cluster.instances):
-            state.pools[engine, number] = pool.members is None or instance.name in pool.members
+            if pool.serves(instance.name):
+                back = pool.tier in instance.write_back
+                state.pools[engine, number] = k.WRITES_BACK if back else k.WRITES_THROUGH

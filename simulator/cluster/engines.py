@@ -149,8 +149,8 @@ class Engines:
         way = route(self._state, self.stores[source], self.stores[target])
         while True:
             moved: int = copy(
-                self._address, number, source, target, load.first_hash, start, stop, way.links,
-                way.cap_bytes_per_s, way.latency_s, way.kv_bytes_per_token, now_s,
+                self._address, number, source, target, load.first_hash, start, stop, way.links, way.coder,
+                way.cap_bytes_per_s, way.latency_s, way.bytes_per_token, now_s,
             )  # fmt: skip
             if moved != NO_ROOM:
                 return moved
@@ -230,6 +230,17 @@ class Engines:
         return tokens
 
     @property
+    def written_tokens(self) -> Ints:
+        """Of each store: tokens that were written there in all, for free or as copies; none of a device's."""
+        tokens: Ints = self._state.stores[:, k.S_WRITTEN] * self._state.counters[k.C_BLOCK_TOKENS]
+        return tokens
+
+    @property
+    def carried_bytes(self) -> Floats:
+        """Of each link: what flows moved over it; of those under way, all that they have to move yet."""
+        return self._state.link_bytes
+
+    @property
     def busy_s(self) -> Floats:
         seconds: Floats = self._state.speeds[:, k.G_BUSY_S]
         return seconds
@@ -285,7 +296,7 @@ class Engines:
         flows = int(state.counters[k.C_FLOWS])
         users, moved = np.zeros(len(state.links), _INT), np.zeros(len(state.links))
         for flow, seconds in zip(state.flows[:flows], state.flow_s[:flows], strict=True):
-            for link in (flow[k.L_GIVER], flow[k.L_TAKER]):
+            for link in (flow[k.L_GIVER], flow[k.L_TAKER], flow[k.L_CODER]):
                 if link != k.NONE and seconds[k.M_LEFT_BYTES] > 0:
                     users[link] += 1
                     moved[link] += seconds[k.M_BYTES_PER_S]

@@ -24,8 +24,9 @@ class InstanceSpec:
     """One engine of one rank.
 
     ``kv_tokens`` fit its device; ``tier_tokens`` its own slower tiers, which its class must have a speed for.
-    ``pipeline`` nodes prefill a prompt's chunks one behind the other (Mooncake's chunked pipeline parallelism);
-    the class's speeds are those of one node.
+    ``write_back`` are tiers, its own and those of pools, that it does not write through: they get what a planner
+    hands down. ``pipeline`` nodes prefill a prompt's chunks one behind the other (Mooncake's chunked pipeline
+    parallelism); the class's speeds are those of one node.
     """
 
     name: str
@@ -38,6 +39,7 @@ class InstanceSpec:
     location: str = ""  # site/zone/rack/node, the last parts optional
     fetches_from_peers: bool = False
     streams_layers: bool = False  # loads, fetches and hand-offs overlap with compute, layer by layer
+    write_back: frozenset[Tier] = frozenset()
 
     def __post_init__(self) -> None:
         if self.kv_tokens < 1:
@@ -48,6 +50,12 @@ class InstanceSpec:
             raise ValueError(f"instance {self.name!r}: sequences must be at least 1, not {self.sequences}")
         if self.pipeline > 1 and self.role is not Role.PREFILL:
             raise ValueError(f"instance {self.name!r}: only an instance that just prefills can be a pipeline")
+        for tier in sorted(self.write_back):
+            if not any(faster < tier for faster in self.tier_tokens.keys() - self.write_back):
+                raise ValueError(
+                    f"instance {self.name!r}: write_back: nobody would hand anything down to tier "
+                    f"{tier.name.lower()}; give a faster one that is written through, such as tiers.host"
+                )
         for tier, tokens in self.tier_tokens.items():
             if tier not in INSTANCE_TIERS:
                 raise ValueError(f"instance {self.name!r}: tier {tier.name.lower()} is a pool's, not its own")
@@ -61,6 +69,10 @@ class InstanceSpec:
                     f"instance {self.name!r}: tokens of tier {tier.name.lower()} must be positive, not {tokens}"
                 )
 
+    def ratio(self, tier: Tier) -> float:
+        """Bytes of raw KV by bytes stored there."""
+        return self.instance_class.kv_bytes_per_token / self.instance_class.stored_bytes_per_token(tier)
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
@@ -71,6 +83,9 @@ class PoolSpec:
     capacity_tokens: int
     speed: Speed
     members: frozenset[str] | None = None  # names of instances; None: all
+
+    def serves(self, instance: str) -> bool:
+        return self.members is None or instance in self.members
 
     def __post_init__(self) -> None:
         if self.tier not in POOL_TIERS:
@@ -116,6 +131,13 @@ class ClusterSpec:
             if pool.members is not None and not pool.members <= known:
                 unknown = ", ".join(sorted(pool.members - known))
                 raise ValueError(f"pool {pool.name!r}: no instance is called {unknown}")
+            self._check_codecs(pool)
+        for instance in self.instances:
+            pooled = {pool.tier for pool in self.pools if pool.serves(instance.name)}
+            for tier in sorted(instance.write_back - instance.tier_tokens.keys() - pooled):
+                raise ValueError(
+                    f"instance {instance.name!r}: write_back: it has no tier {tier.name.lower()}"
+                )
         for outage in self.outages:
             if outage.instance not in known:
                 raise ValueError(f"outage: no instance is called {outage.instance!r}")
@@ -124,6 +146,17 @@ class ClusterSpec:
                 raise ValueError(
                     f"outage of {one.instance!r} at {other.at_s} s: it is down since {one.at_s} s, for "
                     f"{one.for_s} s"
+                )
+
+    def _check_codecs(self, pool: PoolSpec) -> None:
+        """What one member has encoded, the others must be able to decode."""
+        members = [each for each in self.instances if pool.serves(each.name)]
+        for one, other in pairwise(members):
+            ratios = one.ratio(pool.tier), other.ratio(pool.tier)
+            if ratios[0] != ratios[1]:
+                raise ValueError(
+                    f"pool {pool.name!r}: {one.name} and {other.name} encode tier {pool.tier.name.lower()} "
+                    f"differently, by {ratios[0]:g} and {ratios[1]:g}; give all members the same codec"
                 )
 
 

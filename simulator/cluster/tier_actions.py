@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from cache_index import Holder, Tier
 from conductor.action_ledger import ActionLedger, LedgerLimits
@@ -27,14 +28,25 @@ LIMITS = LedgerLimits(max_running=1024)
 def sites_of(cluster: ClusterSpec) -> list[Site]:
     """The slower tiers and the pools of a simulated cluster."""
     sites = [
-        Site(Place(Holder(spec.name, 0), tier), tokens, frozenset({spec.name}))
+        Site(
+            *(Place(Holder(spec.name, 0), tier), tokens, frozenset({spec.name})),
+            write_back=frozenset({spec.name}) if tier in spec.write_back else frozenset(),
+        )
         for spec in cluster.instances
         for tier, tokens in sorted(spec.tier_tokens.items())
     ]
-    sites += [
-        Site(Place(Holder(pool.name, 0), pool.tier), pool.capacity_tokens, pool.members, pool.speed)
-        for pool in cluster.pools
-    ]
+    for pool in cluster.pools:
+        members = [spec for spec in cluster.instances if pool.serves(spec.name)]
+        codec = None if not members else members[0].instance_class.tiers.get(pool.tier, pool.speed).codec
+        sites.append(
+            Site(
+                Place(Holder(pool.name, 0), pool.tier),
+                pool.capacity_tokens,
+                pool.members,
+                replace(pool.speed, codec=codec),
+                write_back=frozenset(spec.name for spec in members if pool.tier in spec.write_back),
+            )
+        )
     return sites
 
 

@@ -13,6 +13,7 @@ from simulator.cluster.kernels.layout import (
     C_BLOCK_TOKENS,
     C_ORDER,
     DECODE,
+    DECODER,
     DECODING,
     DISK,
     E_CONTEXT,
@@ -32,6 +33,7 @@ from simulator.cluster.kernels.layout import (
     G_LOAD_BYTES_PER_S,
     G_LOAD_LATENCY_S,
     G_NIC_LATENCY_S,
+    G_STORED_BYTES,
     HOST,
     LINKS_PER_ENGINE,
     NONE,
@@ -137,7 +139,7 @@ def store_with(state, work, position):
             return store
     first_pool = a.stores(state).shape[0] - a.pools(state).shape[1]
     for pool in range(a.pools(state).shape[1]):
-        if a.pools(state)[engine, pool] == 1 and find(state, first_pool + pool, block_hash) != NONE:
+        if a.pools(state)[engine, pool] != 0 and find(state, first_pool + pool, block_hash) != NONE:
             return first_pool + pool
     peer = row[W_PEER]
     if peer != NONE:
@@ -160,11 +162,12 @@ def start_load(state, work, source, store, now_s):
     row[W_LOADS] += 1
     if row[W_PREEMPTIONS] == 0:
         row[W_FROM + source] += tokens
-    left_bytes = tokens * a.speeds(state)[engine, G_KV_BYTES]
     if source == PEER:
+        left_bytes = tokens * a.speeds(state)[engine, G_KV_BYTES]
         nic_latency_s = a.speeds(state)[engine, G_NIC_LATENCY_S]
         peer_flow(state, work, source, row[W_PEER], engine, nic_latency_s, left_bytes, 0, now_s)
         return
+    left_bytes = tokens * a.speeds(state)[engine, G_STORED_BYTES + source]
     cap = a.speeds(state)[engine, G_LOAD_BYTES_PER_S + source]
     latency_s = a.speeds(state)[engine, G_LOAD_LATENCY_S + source]
     if source == HOST or source == DISK:  # noqa: SIM109  (`in` takes long to compile)
@@ -175,7 +178,10 @@ def start_load(state, work, source, store, now_s):
         giver = LINKS_PER_ENGINE * a.engines(state).shape[0] + pool
         taker = LINKS_PER_ENGINE * engine + IN
         latency_s += a.pool_latency_s(state)[pool]
-    start_flow(state, work, source, giver, taker, cap, latency_s, left_bytes, 0, now_s)
+    coder = LINKS_PER_ENGINE * engine + DECODER + source
+    if a.links(state)[coder] == np.inf:
+        coder = NONE
+    start_flow(state, work, source, giver, taker, coder, cap, latency_s, left_bytes, 0, now_s)
 
 
 @subroutine

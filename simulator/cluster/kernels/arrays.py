@@ -52,13 +52,14 @@ class Arrays(NamedTuple):
     residencies: Ints  # [residency, R_COLUMNS]
     residency_hash: Words
     table: Ints  # open addressing: residency or NONE
-    pools: Ints  # [engine, pool]: whether it is a member
+    pools: Ints  # [engine, pool]: whether it is a member, and how it writes there
     pool_source: Ints  # POD or REMOTE
     pool_latency_s: Floats
     load_blocks: Ints  # scratch, [store]: blocks to load from it; zero between uses
     events: Ints  # [event, V_COLUMNS]
     links: Floats  # [link]: bytes per second
     link_flows: Ints  # [link]: that share it
+    link_bytes: Floats  # [link]: that it was given to carry, in all
     distances: Floats  # [distance, (bytes per second, latency)]
     copies: Ints  # [copy, P_COLUMNS]
     flows: Ints  # [flow, L_COLUMNS]
@@ -135,6 +136,7 @@ load_blocks = _view("load_blocks", 1, types.int64)
 events = _view("events", 2, types.int64)
 links = _view("links", 1, types.float64)
 link_flows = _view("link_flows", 1, types.int64)
+link_bytes = _view("link_bytes", 1, types.float64)
 distances = _view("distances", 2, types.float64)
 copies = _view("copies", 2, types.int64)
 flows = _view("flows", 2, types.int64)

@@ -46,7 +46,7 @@ _INT, _SECONDS = types.int64, types.float64
 NO_ROOM = -2  # make the arrays of flows and copies larger, and ask again
 
 
-@KERNELS.kernel(*(8 * [_INT]), _SECONDS, _SECONDS, _SECONDS, _SECONDS)
+@KERNELS.kernel(*(9 * [_INT]), _SECONDS, _SECONDS, _SECONDS, _SECONDS)
 def copy(
     state,
     number,
@@ -56,16 +56,18 @@ def copy(
     start,
     stop,
     links,
+    coder,
     cap_bytes_per_s,
     latency_s,
-    kv_bytes,
+    stored_bytes,
     now_s,
 ):
     """Begin to copy blocks of a chain to a host, a disk or a pool; its end is told by ``number``.
 
     Only what the source has from ``start`` on is copied, and only what the target has not takes time. ``links`` is
-    the giver's in its upper half and the taker's in its lower, each plus one, 0 for none. Returns how many blocks
-    are to move, `NONE` when the source does not have the first, `NO_ROOM`.
+    the giver's in its upper half and the taker's in its lower, each plus one, 0 for none; ``coder`` a third, or
+    `NONE`; ``stored_bytes`` are those of a token on the way. Returns how many blocks are to move, `NONE` when the
+    source does not have the first, `NO_ROOM`.
     """
     counters = a.counters(state)
     free = counters[C_FREE_COPY]
@@ -85,9 +87,9 @@ def copy(
     counters[C_FREE_COPY] = row[P_NEXT]
     row[P_NUMBER], row[P_SOURCE], row[P_TARGET] = number, source, target
     row[P_HASHES], row[P_START], row[P_STOP] = first_hash, start, position
-    left_bytes = missing * counters[C_BLOCK_TOKENS] * kv_bytes
+    left_bytes = missing * counters[C_BLOCK_TOKENS] * stored_bytes
     giver, taker = (links >> 32) - 1, (links & 0xFFFFFFFF) - 1
-    start_flow(state, -2 - free, COPY, giver, taker, cap_bytes_per_s, latency_s, left_bytes, 0, now_s)
+    start_flow(state, -2 - free, COPY, giver, taker, coder, cap_bytes_per_s, latency_s, left_bytes, 0, now_s)
     return missing
 
 

@@ -1,7 +1,9 @@
 """Bytes on their way: loads from slower tiers and pools, fetches from peers, hand-offs.
 
-A flow uses up to two links. Each link is shared equally by the flows that have bytes to move over it, and a flow
-moves at the least of its shares and its own cap (what it leaves of a share, others do not get), after a latency.
+A flow uses up to three links: those of both ends, and the coder of the engine that encodes or decodes what
+travels. Each link is shared equally by the flows that have bytes to move over it, and a flow moves at the least of
+its shares and its own cap (what it leaves of a share, others do not get), after a latency. Bytes are those that
+travel.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -14,7 +16,9 @@ from cache_index.kernel_set import subroutine
 from simulator.cluster.kernels import arrays as a
 from simulator.cluster.kernels.layout import (
     C_FLOWS,
+    DECODER,
     E_LOCATION,
+    L_CODER,
     L_COLUMNS,
     L_GIVER,
     L_MORE,
@@ -30,7 +34,7 @@ from simulator.cluster.kernels.layout import (
     NONE,
 )
 
-OUT, IN, HOST_LINK, DISK_LINK = range(LINKS_PER_ENGINE)
+OUT, IN, HOST_LINK, DISK_LINK = range(DECODER)
 _AT_ONCE_S = 1e-9  # flows that would be through within this time of each other are through together
 _LEAST_BYTES = 1e-3  # left of a flow that is through until it is taken out, for it is not idle
 
@@ -48,12 +52,13 @@ def settle(state, flow, now_s):
 
 
 @subroutine
-def share(state, giver, taker, now_s):
+def share(state, giver, taker, coder, now_s):
     """The flows over these links move at other speeds from now on."""
     for flow in range(a.counters(state)[C_FLOWS]):
         of_giver = giver != NONE and a.flows(state)[flow, L_GIVER] == giver
         of_taker = taker != NONE and a.flows(state)[flow, L_TAKER] == taker
-        if not (of_giver or of_taker) or a.flow_s(state)[flow, M_LEFT_BYTES] <= 0.0:
+        of_coder = coder != NONE and a.flows(state)[flow, L_CODER] == coder
+        if not (of_giver or of_taker or of_coder) or a.flow_s(state)[flow, M_LEFT_BYTES] <= 0.0:
             continue
         settle(state, flow, now_s)
         speed = a.flow_s(state)[flow, M_CAP_BYTES_PER_S]
@@ -63,20 +68,39 @@ def share(state, giver, taker, now_s):
         link = a.flows(state)[flow, L_TAKER]
         if link != NONE:
             speed = min(speed, a.links(state)[link] / max(a.link_flows(state)[link], 1))
+        link = a.flows(state)[flow, L_CODER]
+        if link != NONE:
+            speed = min(speed, a.links(state)[link] / max(a.link_flows(state)[link], 1))
         a.flow_s(state)[flow, M_BYTES_PER_S] = speed
+
+
+@subroutine
+def share_of(state, flow, now_s):
+    """The same for the links of a flow."""
+    row = a.flows(state)[flow]
+    share(state, row[L_GIVER], row[L_TAKER], row[L_CODER], now_s)
 
 
 @subroutine
 def use_links(state, flow, more):
     """Count a flow among those of its links, or no more."""
-    for column in (L_GIVER, L_TAKER):
+    for column in (L_GIVER, L_TAKER, L_CODER):
         link = a.flows(state)[flow, column]
         if link != NONE:
             a.link_flows(state)[link] += more
 
 
 @subroutine
-def start_flow(state, work, source, giver, taker, cap, latency_s, left_bytes, more, now_s):
+def carry(state, flow, more_bytes):
+    """Count bytes among those that a flow's links were given to carry."""
+    for column in (L_GIVER, L_TAKER, L_CODER):
+        link = a.flows(state)[flow, column]
+        if link != NONE:
+            a.link_bytes(state)[link] += more_bytes
+
+
+@subroutine
+def start_flow(state, work, source, giver, taker, coder, cap, latency_s, left_bytes, more, now_s):
     """A flow that ``work`` waits for; NONE as a link is one without limit."""
     flow = a.counters(state)[C_FLOWS]
     a.counters(state)[C_FLOWS] += 1
@@ -85,13 +109,15 @@ def start_flow(state, work, source, giver, taker, cap, latency_s, left_bytes, mo
     a.flows(state)[flow, L_TAKER] = taker
     a.flows(state)[flow, L_MORE] = more
     a.flows(state)[flow, L_SOURCE] = source
+    a.flows(state)[flow, L_CODER] = coder
     a.flow_s(state)[flow, M_LEFT_BYTES] = left_bytes
     a.flow_s(state)[flow, M_SINCE_S] = now_s + latency_s
     a.flow_s(state)[flow, M_CAP_BYTES_PER_S] = cap
     a.flow_s(state)[flow, M_BYTES_PER_S] = cap
     if left_bytes > 0.0:
+        carry(state, flow, left_bytes)
         use_links(state, flow, 1)
-        share(state, giver, taker, now_s)
+        share(state, giver, taker, coder, now_s)
 
 
 @subroutine
@@ -106,8 +132,9 @@ def add_bytes(state, flow, added_bytes, now_s):
     else:
         settle(state, flow, now_s)
     a.flow_s(state)[flow, M_LEFT_BYTES] += added_bytes
+    carry(state, flow, added_bytes)
     if idle:
-        share(state, a.flows(state)[flow, L_GIVER], a.flows(state)[flow, L_TAKER], now_s)
+        share_of(state, flow, now_s)
 
 
 @subroutine
@@ -140,15 +167,19 @@ def rest_flow(state, flow, now_s):
     a.flow_s(state)[flow, M_LEFT_BYTES] = 0.0
     a.flow_s(state)[flow, M_SINCE_S] = now_s
     use_links(state, flow, -1)
-    share(state, a.flows(state)[flow, L_GIVER], a.flows(state)[flow, L_TAKER], now_s)
+    share_of(state, flow, now_s)
 
 
 @subroutine
 def end_flow(state, flow, now_s):
     """Take a flow out, through or given up."""
     giver, taker = a.flows(state)[flow, L_GIVER], a.flows(state)[flow, L_TAKER]
+    coder = a.flows(state)[flow, L_CODER]
     busy = a.flow_s(state)[flow, M_LEFT_BYTES] > 0.0
     if busy:
+        settle(state, flow, now_s)
+        if a.flow_s(state)[flow, M_LEFT_BYTES] > _LEAST_BYTES:
+            carry(state, flow, -a.flow_s(state)[flow, M_LEFT_BYTES])
         use_links(state, flow, -1)
     a.counters(state)[C_FLOWS] -= 1
     for other in range(flow, a.counters(state)[C_FLOWS]):
@@ -157,7 +188,7 @@ def end_flow(state, flow, now_s):
         for column in range(M_COLUMNS):
             a.flow_s(state)[other, column] = a.flow_s(state)[other + 1, column]
     if busy:
-        share(state, giver, taker, now_s)
+        share(state, giver, taker, coder, now_s)
 
 
 @subroutine
@@ -180,6 +211,7 @@ def peer_flow(state, work, source, giver, taker, nic_latency_s, left_bytes, more
         source,
         LINKS_PER_ENGINE * giver + OUT,
         LINKS_PER_ENGINE * taker + IN,
+        NONE,
         cap,
         latency_s + nic_latency_s,
         left_bytes,

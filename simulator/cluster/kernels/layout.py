@@ -95,7 +95,8 @@ E_DISK: Final = 33
 E_STREAMS: Final = 34
 E_LOCATION: Final = 35  # four columns: node, rack, zone, site
 E_SEALED: Final = 39  # somebody's gaps begin or end where the log ends: the next run stands apart
-E_COLUMNS: Final = 40
+E_DISK_WRITE_BACK: Final = 40  # 1: what is stored on the device is not written through to the disk
+E_COLUMNS: Final = 41
 
 G_RUN_START_S: Final = 0
 G_RUN_FIRST_S: Final = 1
@@ -114,7 +115,8 @@ G_LAYERS: Final = 13
 G_NIC_LATENCY_S: Final = 14
 G_LOAD_BYTES_PER_S: Final = 15  # four columns by source: host, disk, pod, remote
 G_LOAD_LATENCY_S: Final = 19
-G_COLUMNS: Final = 23
+G_STORED_BYTES: Final = 23  # of a token, as it lies there and travels
+G_COLUMNS: Final = 27
 
 # ---- stores of blocks: an engine's device, host, disk; pools ----
 S_HEAD: Final = 0  # least recently used of those that nobody refers to
@@ -123,7 +125,8 @@ S_IDLE: Final = 2
 S_CAPACITY: Final = 3  # blocks
 S_EVENTS: Final = 4  # head, tail: not yet told
 S_PINNED: Final = 6  # blocks that stay until they are unpinned
-S_COLUMNS: Final = 7
+S_WRITTEN: Final = 7  # blocks of a slower tier or a pool, in all
+S_COLUMNS: Final = 8
 
 # ---- residencies: blocks in stores ----
 R_STORE: Final = 0
@@ -156,7 +159,8 @@ L_GIVER: Final = 1
 L_TAKER: Final = 2
 L_MORE: Final = 3  # more bytes will come: it does not end when it is through
 L_SOURCE: Final = 4
-L_COLUMNS: Final = 5
+L_CODER: Final = 5  # a link, too: bytes a second that are encoded or decoded on the way, as they travel
+L_COLUMNS: Final = 6
 M_LEFT_BYTES: Final = 0
 M_SINCE_S: Final = 1
 M_BYTES_PER_S: Final = 2
@@ -165,8 +169,13 @@ M_COLUMNS: Final = 4
 HAND_OFF: Final = 9  # as source
 COPY: Final = 10
 
-# links by engine: out, in, host, disk; then one for each pool
-LINKS_PER_ENGINE: Final = 4
+# links by engine: out, in, host, disk, decoders and encoders by source; then one for each pool
+DECODER: Final = 4
+ENCODER: Final = 8
+LINKS_PER_ENGINE: Final = 12
+# of an engine in a pool
+WRITES_THROUGH: Final = 1  # 0: no member
+WRITES_BACK: Final = 2  # only what is handed down comes there
 
 # ---- notices ----
 PREFILLED: Final = 0

@@ -19,6 +19,7 @@ from simulator.cluster.kernels.layout import (
     C_FREE_RESIDENCY,
     E_DEVICE,
     E_DISK,
+    E_DISK_WRITE_BACK,
     E_HOST,
     E_REFERRED,
     NONE,
@@ -32,11 +33,13 @@ from simulator.cluster.kernels.layout import (
     S_IDLE,
     S_PINNED,
     S_TAIL,
+    S_WRITTEN,
     V_FIRST,
     V_NEXT,
     V_START,
     V_STOP,
     V_STORED,
+    WRITES_THROUGH,
 )
 
 
@@ -206,6 +209,7 @@ def keep(state, store, chain, position):
         if row[S_IDLE] == 0:
             return False
         evict(state, store)
+    row[S_WRITTEN] += 1
     to_idle(state, insert(state, store, block_hash, 0))
     note_stored(state, store, chain, position)
     return True
@@ -216,14 +220,16 @@ def keep_copies(state, engine, chain, position):
     """Write a block that was just stored on the device through to the slower tiers and pools of its engine.
 
     The disk gets it at once too: it is larger than the host, so what the host drops is on it as long as it can be.
+    Tiers that are written back get only what is handed down to them.
     """
     for tier in (E_HOST, E_DISK):
         store = a.engines(state)[engine, tier]
-        if store != NONE:
+        back = tier == E_DISK and a.engines(state)[engine, E_DISK_WRITE_BACK] == 1
+        if store != NONE and not back:
             keep(state, store, chain, position)
     first_pool = a.stores(state).shape[0] - a.pools(state).shape[1]
     for pool in range(a.pools(state).shape[1]):
-        if a.pools(state)[engine, pool] == 1:
+        if a.pools(state)[engine, pool] == WRITES_THROUGH:
             keep(state, first_pool + pool, chain, position)
 
 
@@ -241,7 +247,7 @@ def refresh_copies(state, engine, chain, blocks):
             if store != NONE:
                 refresh(state, store, block_hash)
         for pool in range(a.pools(state).shape[1]):
-            if a.pools(state)[engine, pool] == 1:
+            if a.pools(state)[engine, pool] != 0:
                 refresh(state, first_pool + pool, block_hash)
 
 
