@@ -328,9 +328,7 @@ class _Builder:
         tier = Tier[section.tier.upper()]
         sizes = {instances[name].instance_class.stored_bytes_per_token(tier) for name in names}
         if section.capacity.in_bytes and len(sizes) != 1:
-            raise self._error(
-                f"{key}.capacity", "its members differ in the KV bytes of a token; give tokens"
-            )
+            raise self._error(f"{key}.capacity", "its members differ in the KV bytes of a token; give tokens")
         members = None if section.members is None else frozenset(names)
         capacity_tokens = section.capacity.tokens(max(sizes, default=1.0))
         return self._try(

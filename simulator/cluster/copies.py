@@ -13,9 +13,9 @@ from simulator.cluster.kernels.arrays import Arrays
 from simulator.cluster.kernels.flows import DISK_LINK, HOST_LINK, IN, OUT
 from simulator.cluster.specification import POOL_TIERS
 
-_SOURCES: Final = {Tier.HOST: k.HOST, Tier.DISK: k.DISK, Tier.POD: k.POD, Tier.REMOTE: k.REMOTE}
+SOURCES: Final = {Tier.HOST: k.HOST, Tier.DISK: k.DISK, Tier.POD: k.POD, Tier.REMOTE: k.REMOTE}
 # Of an engine's own tiers, by the slower of the two: device and host share PCIe, the disk has its own path.
-_OWN_LINKS: Final = {Tier.HOST: HOST_LINK, Tier.DISK: DISK_LINK}
+OWN_LINKS: Final = {Tier.HOST: HOST_LINK, Tier.DISK: DISK_LINK}
 
 
 class Route(NamedTuple):
@@ -48,14 +48,14 @@ def route(state: Arrays, source: Store, target: Store) -> Route:
         link = k.LINKS_PER_ENGINE * engines + pool.owner
         own = k.LINKS_PER_ENGINE * engine.owner
         ends = (link, own + IN) if pooled else (own + OUT, link)
-        kind = _SOURCES[pool.tier]
+        kind = SOURCES[pool.tier]
         cap, size = float(speeds[k.G_LOAD_BYTES_PER_S + kind]), float(speeds[k.G_STORED_BYTES + kind])
         latency_s = float(speeds[k.G_LOAD_LATENCY_S + kind] + state.pool_latency_s[pool.owner])
         coder = own + (k.DECODER if pooled else k.ENCODER) + kind
     elif source.owner == target.owner:
         slower = max(source.tier, target.tier)
-        kind, own = _SOURCES[slower], k.LINKS_PER_ENGINE * source.owner
-        ends = (own + _OWN_LINKS[slower], k.NONE)
+        kind, own = SOURCES[slower], k.LINKS_PER_ENGINE * source.owner
+        ends = (own + OWN_LINKS[slower], k.NONE)
         cap, size = float(speeds[k.G_LOAD_BYTES_PER_S + kind]), float(speeds[k.G_STORED_BYTES + kind])
         latency_s = float(speeds[k.G_LOAD_LATENCY_S + kind])
         coder = own + (k.DECODER if slower == source.tier else k.ENCODER) + kind

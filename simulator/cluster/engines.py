@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cache_index import Changes, Tier
 from cache_index.kernel_set import entry_point
-from simulator.cluster.copies import route
+from simulator.cluster.copies import OWN_LINKS, SOURCES, route
 from simulator.cluster.engine_state import chain, make_state, stores_of
 from simulator.cluster.kernels import (
     advance,
@@ -31,7 +31,8 @@ from simulator.cluster.kernels import (
 from simulator.cluster.kernels import layout as k
 from simulator.cluster.kernels.arrays import Floats, Ints, Words, addresses
 from simulator.cluster.kernels.copies import NO_ROOM
-from simulator.cluster.specification import ClusterSpec
+from simulator.cluster.results import TierTraffic
+from simulator.cluster.specification import POOL_TIERS, ClusterSpec
 
 _INT = np.int64
 _ENLARGED: Final = {
@@ -229,16 +230,25 @@ class Engines:
         tokens: Ints = blocks * state.counters[k.C_BLOCK_TOKENS]
         return tokens
 
-    @property
-    def written_tokens(self) -> Ints:
-        """Of each store: tokens that were written there in all, for free or as copies; none of a device's."""
-        tokens: Ints = self._state.stores[:, k.S_WRITTEN] * self._state.counters[k.C_BLOCK_TOKENS]
-        return tokens
-
-    @property
-    def carried_bytes(self) -> Floats:
-        """Of each link: what flows moved over it; of those under way, all that they have to move yet."""
-        return self._state.link_bytes
+    def tier_traffic(self) -> dict[str, TierTraffic]:
+        """By tier, in all; flows under way count as a whole."""
+        state, traffic = self._state, dict[str, TierTraffic]()
+        written = state.stores[:, k.S_WRITTEN] * state.counters[k.C_BLOCK_TOKENS]
+        for store, tokens in zip(self.stores, written.tolist(), strict=True):
+            if store.tier is Tier.DEVICE:
+                continue
+            if store.tier in POOL_TIERS:
+                (members,) = state.pools[:, store.owner].nonzero()
+                engine, link = (members[0] if len(members) else 0), len(state.engines) * k.LINKS_PER_ENGINE
+                link += store.owner
+            else:
+                engine, link = store.owner, store.owner * k.LINKS_PER_ENGINE + OWN_LINKS[store.tier]
+            size = state.speeds.item(engine, k.G_STORED_BYTES + SOURCES[store.tier])
+            before = traffic.get(store.tier.name.lower(), TierTraffic(0.0, 0.0))
+            traffic[store.tier.name.lower()] = TierTraffic(
+                before.carried_bytes + state.link_bytes.item(link), before.written_bytes + tokens * size
+            )
+        return traffic
 
     @property
     def busy_s(self) -> Floats:

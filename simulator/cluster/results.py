@@ -73,6 +73,18 @@ class ActionsDone:
 
 
 @dataclass(frozen=True, slots=True)
+class TierTraffic:
+    """Of all stores of a slower tier, in bytes as they lie there: encoded where the store encodes.
+
+    ``carried_bytes`` went over their links, as loads and copies. ``written_bytes`` became new to a store, written
+    through (which takes no link time in a simulation) or copied there.
+    """
+
+    carried_bytes: float
+    written_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Simulated:
     """All requests in the order of their end, and what the engines did."""
 
@@ -84,3 +96,4 @@ class Simulated:
     computed_tokens: int  # of prompts
     timeline: Timeline
     tier_actions: dict[str, dict[str, ActionsDone]] = field(default_factory=dict)  # by kind and end
+    tier_traffic: dict[str, TierTraffic] = field(default_factory=dict)  # by tier

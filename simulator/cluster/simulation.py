@@ -181,6 +181,7 @@ class ClusterSimulation:
             computed_tokens=self.engines.computed_tokens,
             timeline=self._looks.timeline(self.engines.kv_tokens),
             tier_actions=self._tiers.done() if self._tiers is not None else {},
+            tier_traffic=self.engines.tier_traffic(),
         )
 
     def _next_time_s(self, now_s: float) -> float:

@@ -34,6 +34,19 @@ def _moved_gb(figures: Figures) -> float | None:
     return moved / 1e9
 
 
+def _traffic_gb(which: str) -> Callable[[Figures], float | None]:
+    """Of all tiers slower than the hosts."""
+
+    def value(figures: Figures) -> float | None:
+        tiers = figures.get("tier_traffic")
+        if not tiers:
+            return None
+        bytes_: float = sum(each[which] for tier, each in tiers.items() if tier != "host")
+        return bytes_ / 1e9
+
+    return value
+
+
 def _at(*path: str, scale: float = 1.0) -> Callable[[Mapping[str, Any]], float | None]:
     def value(figures: Mapping[str, Any]) -> float | None:
         found: Any = figures
@@ -59,8 +72,11 @@ FIGURES: Final[dict[str, Figure]] = {
     "reuse_percent": Figure("reuse %", 1, _at("prefix_cache_reused_ratio", scale=100)),
     "device_percent": Figure("from device %", 1, _at("reuse_by_tier", "device", "ratio", scale=100)),
     "host_percent": Figure("from host %", 1, _at("reuse_by_tier", "host", "ratio", scale=100)),
+    "disk_percent": Figure("from disk %", 1, _at("reuse_by_tier", "disk", "ratio", scale=100)),
     "remote_percent": Figure("from pool %", 1, _at("reuse_by_tier", "remote", "ratio", scale=100)),
     "moved_gb": Figure("moved GB", 0, _moved_gb),
+    "carried_gb": Figure("carried GB", 0, _traffic_gb("carried_bytes")),
+    "written_gb": Figure("written GB", 0, _traffic_gb("written_bytes")),
     "load_variation": Figure("load CV", 2, _at("load_variation")),
     "requests": Figure("served", 0, _at("request_count")),
     "rejected": Figure("rejected", 0, _at("outcomes", "rejected")),

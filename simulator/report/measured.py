@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from conductor.placement import Objectives
-from simulator.cluster.results import ActionsDone, Outcome, RequestResult, Simulated, Timeline
+from simulator.cluster.results import ActionsDone, Outcome, RequestResult, Simulated, TierTraffic, Timeline
 from simulator.report.statistics import Column
 
 SLOWER_TIERS: Final = ("host", "disk", "pod", "remote", "peer")  # a peer: the device of another instance
@@ -45,6 +45,7 @@ class Measured:
     preemptions: int | None = None
     tier_tokens: Mapping[str, int] | None = None  # reused tokens by where they came from
     tier_actions: Mapping[str, Mapping[str, ActionsDone]] | None = None  # by kind, and how they ended
+    tier_traffic: Mapping[str, TierTraffic] | None = None
     load_variation: float | None = None
     busy_s: Mapping[str, float] | None = None
     timeline: Timeline | None = None
@@ -94,6 +95,7 @@ def measured(simulated: Simulated) -> Measured:
         preemptions=sum(result.preemptions for result in results),
         tier_tokens={"device": reused - sum(slower.values()), **slower},
         tier_actions=simulated.tier_actions,
+        tier_traffic=simulated.tier_traffic,
         load_variation=simulated.load_variation,
         busy_s=simulated.busy_s,
         timeline=simulated.timeline,

@@ -65,6 +65,7 @@ def summary(
             kind: {outcome: asdict(done) for outcome, done in by_outcome.items()}
             for kind, by_outcome in of.tier_actions.items()
         },
+        "tier_traffic": of.tier_traffic and {tier: asdict(each) for tier, each in of.tier_traffic.items()},
         "preemptions": of.preemptions,
         "retries": of.retries,
         "load_variation": None if of.load_variation is None else rounded(of.load_variation),
