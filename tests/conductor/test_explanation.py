@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from cluster_factory import facts, hold, make_scheduler, request
+from cluster_factory import BLOCK, facts, hold, make_scheduler, request
 
-from cache_index import Tier
+from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
+from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import ReportedLoad
+from conductor.costs import Codec, Speed
 from conductor.explanation import explain
 from conductor.placement import Usage
 from conductor.policies.candidates import NO_PEER
+from conductor.prefix_lookup import IndexLookup
 from conductor.scheduler import Scheduler
+from conductor.shared_pools import SharedPool
 
 
 @pytest.fixture
@@ -125,3 +131,36 @@ def test_what_could_not_be_chosen_says_why() -> None:
         "d2": ["another prefill rank was asked for"],
         "m3": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("codec", "rate", "told"),
+    [
+        (None, 5e9, ""),
+        (Codec(4.0, 1e9, 1e12), 20e9, "encoded to 1/4 and decoded beside the load"),
+        (Codec(4.0, 1e9, 1e10), 10e9, "encoded to 1/4 and decoded beside the load"),
+    ],
+)
+def test_a_load_from_a_tier_that_encodes_is_told_with_its_decoding(
+    codec: Codec | None, rate: float, told: str
+) -> None:
+    kind = replace(
+        LLAMA_8B_H100,
+        name=f"with {codec}",
+        prefill_s_per_token=1e-3,
+        tiers={**LLAMA_8B_H100.tiers, Tier.REMOTE: Speed(5e9, 0.01, codec)},
+    )
+    pool, index, wanted = Holder("pool"), CacheIndex(), request(4096)
+    lookup = IndexLookup(index, pools=[SharedPool(pool, Tier.REMOTE)])
+    scheduler = make_scheduler("m", lookup=lookup, index=index, instance_class=kind)
+    index.register(pool)
+    index.store(pool, Tier.REMOTE, Namespace("llama", BLOCK), sequence_hashes(wanted.tokens, BLOCK)[:128])
+    record = scheduler.records.get(scheduler.place(wanted, 0.0).placement_id)
+    assert record is not None
+    explained = explain(record, 0.1)
+    (candidate,) = explained["candidates"]
+    seconds = 0.01 + 2048 * kind.kv_bytes_per_token / rate
+    assert candidate["fetch_ms"] == pytest.approx(seconds * 1e3, abs=1e-3)
+    assert "2048 tokens come from the remote tier of m0" in explained["why"]
+    assert told in explained["why"]
+    assert ("encoded" in explained["why"]) == (codec is not None)

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from cache_index import Tier
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.costs import Speed
+from conductor.costs import Codec, Speed
 from conductor.instance_config import InstanceConfig
 from conductor.instance_speeds import InstanceSpeeds
 from conductor.membership import instance_of
@@ -50,3 +50,37 @@ def test_bad_figures_are_refused_by_name(given: dict[str, object], named: str) -
 def test_an_instance_has_them() -> None:
     config = InstanceConfig.model_validate({"id": "a", "url": "http://x:1", "speeds": {"chunk_tokens": 512}})
     assert instance_of(config).instance_class.chunk_tokens == 512
+
+
+CODEC = {"ratio": 4, "encode_bytes_per_s": 1e9, "decode_bytes_per_s": 6e9}
+
+
+def test_a_tier_may_encode() -> None:
+    tiers = {"remote": {"bytes_per_s": 1e9, "latency_s": 0.1, "codec": CODEC}}
+    c = InstanceSpeeds.model_validate({"tiers": tiers}).applied_to(LLAMA_8B_H100)
+    speed = c.tiers[Tier.REMOTE]
+    assert speed == Speed(1e9, 0.1, Codec(4.0, 1e9, 6e9))
+    assert (speed.load_bytes_per_s, speed.store_bytes_per_s) == (4e9, 1e9)
+    assert c.stored_bytes_per_token(Tier.REMOTE) == c.kv_bytes_per_token / 4
+    assert c.stored_bytes_per_token(Tier.HOST) == c.kv_bytes_per_token
+    assert c.tiers[Tier.DISK].load_bytes_per_s == c.tiers[Tier.DISK].bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("codec", "named"),
+    [
+        ({**CODEC, "ratio": 0.9}, r"tiers.remote.codec.ratio"),
+        ({**CODEC, "decode_bytes_per_s": 0}, r"tiers.remote.codec.decode_bytes_per_s"),
+        ({**CODEC, "encode_bytes_per_s": float("inf")}, r"tiers.remote.codec.encode_bytes_per_s"),
+        ({"ratio": 2}, r"tiers.remote.codec.encode_bytes_per_s"),
+        ({**CODEC, "name": "cachegen"}, r"tiers.remote.codec.name"),
+    ],
+)
+def test_a_bad_codec_is_refused_by_name(codec: dict[str, float], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        InstanceSpeeds.model_validate({"tiers": {"remote": {"bytes_per_s": 1e9, "codec": codec}}})
+
+
+def test_a_network_card_encodes_nothing() -> None:
+    with pytest.raises(ValidationError, match=r"nic\.codec"):
+        InstanceSpeeds.model_validate({"nic": {"bytes_per_s": 1e9, "codec": CODEC}})

@@ -6,6 +6,7 @@ from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
+from conductor.costs import InstanceClass
 from conductor.placement import Objectives, PlacementRequest, Role
 from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
@@ -24,6 +25,7 @@ def make_scheduler(
     index: CacheIndex | None = None,
     protocol: str = "vllm-nixl",
     suspension: SuspensionPolicy = SUSPENSION,
+    instance_class: InstanceClass = LLAMA_8B_H100,
 ) -> Scheduler:
     """``lookup`` reads ``index``."""
     cluster = Cluster()
@@ -33,7 +35,7 @@ def make_scheduler(
                 instance_id=f"{role}{i}",
                 url=f"http://10.0.0.{i}:8000",
                 role=ROLES[role],
-                instance_class=LLAMA_8B_H100,
+                instance_class=instance_class,
                 protocol=protocol,
             )
         )

@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from cache_index import Tier
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.costs import InstanceClass, Speed
+from conductor.costs import Codec, InstanceClass, Speed
 from conductor.placement import Role
 from simulator.cluster import ClusterSpec, InstanceSpec, Outage, PoolSpec, Request
 
@@ -70,6 +70,32 @@ def random_cluster(rng: Generator, *, outages: bool) -> ClusterSpec:
             for at_s, for_s in ((rng.uniform(0.0, 0.8), rng.uniform(0.02, 0.5)), (1.5, 0.1))
         ),
     )
+
+
+def encoding(rng: Generator, spec: ClusterSpec) -> ClusterSpec:
+    """The same cluster where some tiers encode, alike for all instances, and some are written back."""
+
+    def drawn() -> Codec | None:
+        if rng.random() < 0.3:
+            return None
+        encode, decode = (10.0 ** rng.uniform(8.0, 11.0, 2)).tolist()
+        return Codec(float(rng.choice([1.0, 2.5, 8.0])), encode, decode)
+
+    codecs = {tier: drawn() for tier in SPEEDS}
+    instances = []
+    for each in spec.instances:
+        kind = each.instance_class
+        tiers = {tier: replace(speed, codec=codecs[tier]) for tier, speed in kind.tiers.items()}
+        own = each.tier_tokens.keys() | {pool.tier for pool in spec.pools if pool.serves(each.name)}
+        back = own - {Tier.HOST} if Tier.HOST in each.tier_tokens else ()
+        instances.append(
+            replace(
+                each,
+                instance_class=replace(kind, name=f"{kind.name}-encoding", tiers=tiers),
+                write_back=frozenset(tier for tier in sorted(back) if rng.random() < 0.5),
+            )
+        )
+    return replace(spec, instances=tuple(instances))
 
 
 def random_requests(rng: Generator, count: int) -> list[Request]:

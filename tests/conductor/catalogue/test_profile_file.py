@@ -24,7 +24,7 @@ from conductor.catalogue import (
     read_instance_class,
     write_instance_class,
 )
-from conductor.costs import Speed
+from conductor.costs import Codec, Speed
 
 
 def _write(path: Path, content: Any) -> Path:
@@ -58,6 +58,14 @@ def test_any_constants_survive(
         path = tmp_path_factory.mktemp("profiles") / f"any.{suffix}"
         write_instance_class(path, written)
         assert read_instance_class(path) == written
+
+
+def test_a_codec_is_written_and_read_back(tmp_path: Path) -> None:
+    encoded = Speed(1e9, 0.1, Codec(3.5, 5e9, 2e10))
+    written = replace(LLAMA_8B_H100, tiers={**LLAMA_8B_H100.tiers, Tier.REMOTE: encoded})
+    for suffix in ("yaml", "json"):
+        write_instance_class(tmp_path / f"encoding.{suffix}", written)
+        assert read_instance_class(tmp_path / f"encoding.{suffix}") == written
 
 
 def test_extending_a_class_gives_only_what_differs(tmp_path: Path) -> None:
@@ -109,6 +117,22 @@ EXTENDED = {"name": "ours", "extends": "llama-3.1-8b-h100"}
         (
             {**EXTENDED, "tiers": {"host": {"bytes": 1}}},
             "unknown field 'tiers.host.bytes'; did you mean 'bytes_per_s'",
+        ),
+        (
+            {**EXTENDED, "tiers": {"remote": {"codec": {"ratio": 0.5}}}},
+            r"'tiers.remote.codec.ratio': .*greater than or equal to 1, not 0.5",
+        ),
+        (
+            {**EXTENDED, "tiers": {"remote": {"codec": {"ratio": 2}}}},
+            "'tiers.remote.codec.encode_bytes_per_s' is",
+        ),
+        (
+            {**EXTENDED, "tiers": {"remote": {"codec": {"decode_bytes": 2}}}},
+            "unknown field 'tiers.remote.codec.decode_bytes'; did you mean 'decode_bytes_per_s'",
+        ),
+        (
+            {**EXTENDED, "tiers": {"remote": {"codecs": {}}}},
+            "unknown field 'tiers.remote.codecs'; did you mean 'codec'",
         ),
         ({**EXTENDED, "decode_base": 1.0}, "unknown field 'decode_base'; did you mean 'decode_base_s'"),
         (

@@ -13,7 +13,7 @@ from cache_index import Tier
 from conductor.catalogue import INSTANCE_CLASSES, LLAMA_8B_H100
 from conductor.catalogue.profile_file import write_instance_class
 from conductor.configuration_faults import ConfigError
-from conductor.costs import DEFAULT_LINKS, Distance, Speed
+from conductor.costs import DEFAULT_LINKS, Codec, Distance, Speed
 from conductor.placement import Objectives, Role
 from simulator.cluster import Outage, PoolSpec, uniform
 from simulator.cluster.cluster_file import ClusterFile, make_cluster, read_cluster, short_form
@@ -70,6 +70,51 @@ def test_every_key_means_what_it_says(tmp_path: Path) -> None:
     assert found.scheduling.objectives_s() == Objectives(30.0, 0.1, 1.0)
     assert (found.scheduling.policy, found.scheduling.admission.rule) == ("lmetric", "early")
     assert pickle.loads(pickle.dumps(found)) == found, "points travel to other processes"
+
+
+ENCODING = """
+instances:
+  - {count: 2, tiers: {host: 1M, disk: 1TiB},
+     codecs: {disk: {ratio: 4, encode_bytes_per_s: 5.0e+9, decode_bytes_per_s: 1.0e+10},
+              remote: {ratio: 8, encode_bytes_per_s: 1.0e+9, decode_bytes_per_s: 2.0e+9}},
+     write_back: [remote]}
+pools:
+  - {name: store, capacity: 100GB, bytes_per_s: 1.0e+9}
+  - {name: counted, capacity: 1M, bytes_per_s: 1.0e+9}
+"""
+
+
+def test_a_tier_that_encodes_has_room_for_more(tmp_path: Path) -> None:
+    cluster = read(tmp_path, ENCODING).cluster
+    one, other = cluster.instances
+    kind = one.instance_class
+    assert kind == other.instance_class != LLAMA_8B_H100
+    assert kind.name.startswith("llama-3.1-8b-h100+"), "it learns corrections of its own"
+    assert kind.tiers[Tier.DISK] == replace(LLAMA_8B_H100.tiers[Tier.DISK], codec=Codec(4.0, 5e9, 1e10))
+    assert kind.tiers[Tier.HOST].codec is None
+    assert one.tier_tokens == {Tier.HOST: 1_000_000, Tier.DISK: 4 * (1 << 40) // 131_072}
+    assert one.write_back == {Tier.REMOTE}
+    assert [pool.capacity_tokens for pool in cluster.pools] == [8 * 10**11 // 131_072, 1_000_000]
+
+
+def test_the_codec_of_a_profile_is_that_of_the_tier(tmp_path: Path) -> None:
+    codec = {"ratio": 2, "encode_bytes_per_s": 1e9, "decode_bytes_per_s": 1e9}
+    mine = {**PROFILE, "tiers": {"disk": {"codec": codec}}}
+    (tmp_path / "encoding.yaml").write_text(yaml.safe_dump(mine))
+    content = "instances: [{profile: encoding.yaml, tiers: {disk: 131072B}}]"
+    (spec,) = read(tmp_path, content).cluster.instances
+    assert spec.tier_tokens == {Tier.DISK: 2}
+
+
+def test_a_tier_that_nothing_is_known_of_encodes_nothing(tmp_path: Path) -> None:
+    write_instance_class(tmp_path / "bare.yaml", replace(LLAMA_8B_H100, name="bare", tiers={}))
+    content = ENCODING.replace("{count: 2,", "{profile: bare.yaml,").replace(
+        "tiers: {host: 1M, disk: 1TiB},", ""
+    )
+    with pytest.raises(
+        ConfigError, match=r"instances.0.codecs.disk: class 'bare' has no speed for this tier"
+    ):
+        read(tmp_path, content)
 
 
 def test_names_go_on_counting_over_groups(tmp_path: Path) -> None:
@@ -133,6 +178,32 @@ def test_parameters_belong_to_the_policy_they_were_given_for(tmp_path: Path) -> 
         ("instances: [{}]\nscheduling: {policy: best}", "unknown policy 'best'"),
         ("instances: [{}]\nscheduling: {admission: {rule: none}}", "unknown admission rule 'none'"),
         ("instances: [{}]\nlinks: {rack: {latency_s: 1}}", "'links.rack.bytes_per_s' is required"),
+        (
+            "instances: [{codecs: {remote: {ratio: 0.5, encode_bytes_per_s: 1, decode_bytes_per_s: 1}}}]",
+            "'instances.0.codecs.remote.ratio': Input should be greater than or equal to 1",
+        ),
+        (
+            "instances: [{codecs: {remote: {ratio: 2, encode_bytes_per_s: 1}}}]",
+            "'instances.0.codecs.remote.decode_bytes_per_s' is required",
+        ),
+        (
+            "instances: [{codecs: {remote: {ratios: 2}}}]",
+            "unknown key 'instances.0.codecs.remote.ratios'; did you mean 'ratio'?",
+        ),
+        ("instances: [{codecs: {device: {}}}]", "'instances.0.codecs.device.[key]': Input should be 'host'"),
+        (
+            "instances: [{}, {codecs: {remote: {ratio: 2, encode_bytes_per_s: 1, decode_bytes_per_s: 1}}}]\n"
+            "pools: [{name: p, capacity: 1M, bytes_per_s: 1}]",
+            "pool 'p': m0 and m1 encode tier remote differently, by 1 and 2",
+        ),
+        (
+            "instances: [{tiers: {disk: 1M}, write_back: [disk]}]",
+            "write_back: nobody would hand anything down to tier disk; give a faster one",
+        ),
+        (
+            "instances: [{tiers: {host: 1M}, write_back: [remote]}]",
+            "instance 'm0': write_back: it has no tier remote",
+        ),
         ("- a", "must hold a mapping such as 'instances: [{count: 8}]'"),
         ("instances: [", "is not valid YAML"),
     ],

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
-from random_cluster import BLOCK, random_cluster, random_requests
+from random_cluster import BLOCK, encoding, random_cluster, random_requests
 
-from cache_index import Holder
+from cache_index import Holder, Tier
 from conductor.admission import Gate, WaitingRoom, make_rule
 from conductor.dispatcher import Dispatcher
 from conductor.placement import Objectives
@@ -137,3 +137,32 @@ def test_what_holds_for_any_cluster(
         other = slow[each.number]
         assert numbers(each) == numbers(other)
         np.testing.assert_allclose(times_s(each), times_s(other), rtol=1e-7, atol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 32), count=st.integers(1, 30), outages=st.booleans(), plans=st.booleans())
+def test_bytes_are_conserved_where_tiers_encode(seed: int, count: int, outages: bool, plans: bool) -> None:
+    """No link, coder or store is ever over its capacity, and each byte that was loaded travelled encoded."""
+    rng = default_rng(seed)
+    spec = encoding(rng, random_cluster(rng, outages=outages))
+    requests = random_requests(rng, count)
+    simulation, simulated = simulate(spec, requests, "slo", holds=False, rejects=False, plans=plans)
+    check_requests(requests, simulated)
+    check_index(spec, simulation)
+    if outages or any(each.preemptions for each in simulated.results):
+        return  # what was on its way is not counted by requests
+    kinds = {each.name: each.instance_class for each in spec.instances}
+    for tier in (Tier.HOST, Tier.DISK, Tier.POD, Tier.REMOTE):
+        name = tier.name.lower()
+        loaded = sum(
+            getattr(each, f"{name}_tokens") * kinds[each.prefill_instance].stored_bytes_per_token(tier)
+            for each in simulated.results
+            if each.outcome is Outcome.FINISHED
+        )
+        traffic = simulated.tier_traffic.get(name)
+        if traffic is None:
+            assert loaded == 0
+        elif plans:
+            assert traffic.carried_bytes >= loaded * (1 - 1e-9)
+        else:
+            np.testing.assert_allclose(traffic.carried_bytes, loaded, rtol=1e-9)

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from cache_index import Tier
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.costs import Distance, Speed
+from conductor.costs import Codec, Distance, Speed
 from conductor.placement import Role
 from simulator.cluster import ClusterSpec, InstanceSpec, PoolSpec, Request
 
@@ -82,6 +82,65 @@ def test_a_copy_takes_what_its_links_say(source: int, target: int, expected_s: f
     assert (ended_s - begun_s, blocks) == (pytest.approx(expected_s), 10)
     assert blocks_of(drive, HOST_1) == 10
     drive.engines.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("codec", "down_s", "up_s"),
+    [
+        (Codec(5.0, 1e9, 1e9), 0.04, 0.04),  # 20 of 100 KB at the pool's 500 KB/s
+        (Codec(5.0, 2e5, 4e5), 0.5, 0.25),
+    ],
+)
+def test_a_copy_is_encoded_on_its_way_down_and_decoded_on_its_way_up(
+    codec: Codec, down_s: float, up_s: float
+) -> None:
+    kind = replace(
+        SPEEDS, tiers={**SPEEDS.tiers, Tier.REMOTE: replace(SPEEDS.tiers[Tier.REMOTE], codec=codec)}
+    )
+    plain = cluster()
+    m0, m1 = (replace(each, instance_class=kind) for each in plain.instances)
+    spec = replace(plain, instances=(replace(m0, write_back=frozenset({Tier.REMOTE})), m1))
+    one = request(0)
+    drive = computed(one, spec=spec)
+    assert blocks_of(drive, POOL) == 0
+    for number, (source, target, expected_s) in enumerate(((HOST_0, POOL, down_s), (POOL, HOST_1, up_s))):
+        begun_s = drive.now_s
+        assert drive.copy(number, one, source, target, 10) == 10
+        drive.engines.check_invariants()
+        drive.wait(begun_s + 9)
+        assert drive.copied[number][0] - begun_s == pytest.approx(0.01 + 0.02 + expected_s)
+    traffic = drive.engines.tier_traffic()["remote"]
+    assert (traffic.carried_bytes, traffic.written_bytes) == (pytest.approx(40_000), pytest.approx(20_000))
+
+
+def test_copies_of_an_instance_share_its_encoder() -> None:
+    codec = Codec(5.0, 2e5, 4e5)
+    kind = replace(
+        SPEEDS, tiers={**SPEEDS.tiers, Tier.REMOTE: replace(SPEEDS.tiers[Tier.REMOTE], codec=codec)}
+    )
+    plain = cluster()
+    instances = [
+        replace(each, instance_class=kind, write_back=frozenset({Tier.REMOTE})) for each in plain.instances
+    ]
+    pool = replace(plain.pools[0], members=None)
+    drive = computed(
+        request(0), request(1, 1.0), spec=replace(plain, instances=tuple(instances), pools=(pool,))
+    )
+    begun_s = drive.now_s
+    drive.copy(1, request(0), HOST_0, POOL, 10)
+    drive.copy(2, request(1), HOST_0, POOL, 10)
+    drive.engines.check_invariants()
+    drive.wait(begun_s + 9)
+    assert [drive.copied[n][0] - begun_s for n in (1, 2)] == pytest.approx([1.03, 1.03])
+
+
+def test_a_copy_that_is_given_up_carried_what_it_had_moved() -> None:
+    one = request(0)
+    drive = computed(one)
+    drive.copy(1, one, POOL, HOST_1, 10)
+    drive.wait(drive.now_s + 0.03 + 0.1)  # half of it
+    drive.kill(1)
+    assert drive.engines.tier_traffic()["remote"].carried_bytes == pytest.approx(50_000)
 
 
 def test_what_was_copied_is_told_and_loaded_by_the_next_request() -> None:

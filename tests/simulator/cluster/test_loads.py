@@ -15,7 +15,7 @@ from engine_drive import Drive, Ended, Sent
 
 from cache_index import Tier
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.costs import Distance, Speed
+from conductor.costs import Codec, Distance, Speed
 from conductor.placement import Role
 from simulator.cluster import ClusterSpec, InstanceSpec, PoolSpec, Request
 
@@ -294,3 +294,50 @@ def test_what_streams_in_within_a_step_decodes_from_the_next_one_on() -> None:
     assert seen[0].tbt_s == pytest.approx(0.06)
     assert seen[1].end_s == pytest.approx(9.1 + 19 * 0.04)
     assert seen[1].tbt_s == pytest.approx(0.04)
+
+
+def encoding(codec: Codec, tier: Tier = Tier.HOST, name: str = "m0") -> InstanceSpec:
+    plain = instance(name, tiers=TIERS)
+    tiers = {**SPEEDS.tiers, tier: replace(SPEEDS.tiers[tier], codec=codec)}
+    return replace(plain, instance_class=replace(SPEEDS, name="encoding", tiers=tiers))
+
+
+@pytest.mark.parametrize(
+    ("codec", "load_s"),
+    [
+        (Codec(4.0, 1e9, 1e9), 0.0125),  # 25 of 100 KB, at 2 MB/s
+        (Codec(4.0, 1e9, 5e5), 0.2),  # decoded at 500 KB/s, beside the transfer
+        (Codec(1.0, 1.0, 1e9), 0.05),  # encoding is over
+    ],
+)
+def test_a_load_takes_as_long_as_the_slower_of_transfer_and_decoding(codec: Codec, load_s: float) -> None:
+    seen = run(cluster(encoding(codec)), *flushed(0), Sent(request(0, 9.0, 151, 0), plan_blocks=10))[0]
+    assert seen.loaded[Tier.HOST] == 100
+    assert seen.first_s - 9.0 == pytest.approx(0.05 + load_s + 0.051)
+
+
+def test_loads_of_an_instance_share_its_decoder_and_those_of_others_do_not() -> None:
+    codec = Codec(4.0, 1e9, 5e5)
+    sent = [Sent(request(chain, 9.0, 151, chain), plan_blocks=10) for chain in range(2)]
+    seen = run(cluster(encoding(codec)), *flushed(0, 1), *sent)
+    for number in range(2):
+        assert seen[number].first_s - 9.0 == pytest.approx(0.05 + 0.4 + 0.102)
+
+    pooled = [encoding(codec, Tier.POD, name) for name in ("m0", "m1")]
+    spec = cluster(*(replace(each, tier_tokens={}) for each in pooled), pools=[pool()])
+    sent = [Sent(request(n, 9.0, 151, 0), engine=n, plan_blocks=10) for n in range(2)]
+    seen = run(spec, *flushed(0), *sent)
+    for number in range(2):  # the pool's 2 MB/s are enough for both
+        assert seen[number].first_s - 9.0 == pytest.approx(0.02 + 0.2 + 0.051)
+
+
+def test_a_tier_that_is_written_back_gets_nothing_by_itself() -> None:
+    spec = cluster(
+        replace(instance("m0", tiers=TIERS), write_back=frozenset({Tier.DISK, Tier.POD})), pools=[pool()]
+    )
+    drive = Drive(spec, [Sent(request(0, 0.0, 101, 0))], block_tokens=BLOCK)
+    drive.run()
+    device, host, disk, pod = drive.engines.cached_tokens.tolist()
+    assert (device, host, disk, pod) == (100, 100, 0, 0)
+    assert drive.engines.tier_traffic()["host"].written_bytes == 100_000
+    assert drive.engines.tier_traffic()["disk"].written_bytes == 0
