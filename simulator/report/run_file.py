@@ -64,6 +64,11 @@ class TierActionsPart(_Part):
     moved_bytes: int
 
 
+class TierTrafficPart(_Part):
+    carried_bytes: float
+    written_bytes: float
+
+
 class BoundsPart(_Part):
     mean_time_to_first_token: float
     good_request_count: float
@@ -107,6 +112,7 @@ class SummaryPart(_Part):
     prefix_cache_reused_ratio: float
     reuse_by_tier: ReuseByTierPart | None
     tier_actions: dict[str, dict[str, TierActionsPart]] | None = None  # by kind, and how they ended
+    tier_traffic: dict[str, TierTrafficPart] | None = None  # by tier
     preemptions: int | None
     retries: int
     load_variation: float | None
