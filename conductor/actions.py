@@ -65,7 +65,7 @@ class TierAction:
     stop: int
     source: Place | None
     target: Place
-    kv_bytes: int
+    kv_bytes: int  # of raw KV, also where a tier encodes
     benefit_s: float
     cost_s: float
     deadline_s: float

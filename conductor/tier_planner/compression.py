@@ -6,6 +6,7 @@ link and of the room, and is decoded whenever it is loaded: that pays where the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conductor.actions import ActionKind
@@ -66,16 +67,8 @@ def ways_down(outlook: Outlook, site: Site, segment: Segment, there: int, now_s:
     if instance is None:
         return []
     stop, block_tokens = segment.start + there, segment.prefix.namespace.block_size
-    lacking: list[tuple[Site, int]] = []
-    for slower in outlook.sites.of(instance.instance_id):
-        if slower.place.tier <= site.place.tier:
-            continue
-        begin = segment.start if slower.place.holder == site.place.holder else 0
-        start = outlook.run_at(segment.prefix, begin, stop, slower.place)
-        if start >= stop:
-            return []
-        if outlook.can(ActionKind.DEMOTE, site.place, slower.place):
-            lacking.append((slower, start))
+    slower_sites = [s for s in outlook.sites.of(instance.instance_id) if s.place.tier > site.place.tier]
+    lacking = _lacking(outlook, site, slower_sites, segment, stop)
     if not lacking:
         return []
     chance = outlook.returns.probability(segment, KEPT_S, now_s)
@@ -96,3 +89,21 @@ def ways_down(outlook: Outlook, site: Site, segment: Segment, there: int, now_s:
         if way.gain_s > 0.0:
             ways.append(way)
     return sorted(ways, key=lambda way: -way.gain_s)
+
+
+def _lacking(
+    outlook: Outlook, site: Site, slower_sites: Sequence[Site], segment: Segment, stop: int
+) -> list[tuple[Site, int]]:
+    """The sites that take a copy, with the block from which on each lacks it; none where one lacks nothing."""
+    takers = [s for s in slower_sites if outlook.can(ActionKind.DEMOTE, site.place, s.place)]
+    if not takers:
+        return []
+    lacking = []
+    for slower in slower_sites:
+        begin = segment.start if slower.place.holder == site.place.holder else 0
+        start = outlook.run_at(segment.prefix, begin, stop, slower.place)
+        if start >= stop:
+            return []
+        if slower in takers:
+            lacking.append((slower, start))
+    return lacking

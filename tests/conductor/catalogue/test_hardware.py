@@ -15,6 +15,8 @@ def test_typical_speed_lies_in_the_range_of_the_source(name: str) -> None:
         assert spec.latency_s.low <= spec.typical.latency_s <= spec.latency_s.high
     if spec.bytes_per_s:
         assert spec.bytes_per_s.low <= spec.typical.bytes_per_s <= spec.bytes_per_s.high
+    if spec.compression:
+        assert 1.0 < spec.compression.low <= spec.compression.high
     assert spec.source
 
 
