@@ -72,7 +72,7 @@ class Full:
             sites.append(Site(POOL, 1_000_000, members))
         returns, tree = Returns(), PrefixTree()
         for second in range(0, int(NOW_S), 10):
-            tree.use(replace(PREFIX, hashes=PREFIX.hashes[:BEFORE]), float(second))
+            tree.use(Prefix(NAMESPACE, PREFIX.hashes[:BEFORE]), float(second))
             returns.observe(PREFIX, float(second))
             self.path = tree.use(PREFIX, float(second))
         targets = frozenset(takes)
