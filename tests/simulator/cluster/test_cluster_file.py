@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cache_index import Tier
 from conductor.catalogue import INSTANCE_CLASSES, LLAMA_8B_H100
@@ -95,6 +97,19 @@ def test_a_tier_that_encodes_has_room_for_more(tmp_path: Path) -> None:
     assert one.tier_tokens == {Tier.HOST: 1_000_000, Tier.DISK: 4 * (1 << 40) // 131_072}
     assert one.write_back == {Tier.REMOTE}
     assert [pool.capacity_tokens for pool in cluster.pools] == [8 * 10**11 // 131_072, 1_000_000]
+
+
+@given(ratio=st.floats(1.0, 20.0), gigabytes=st.integers(1, 10_000))
+def test_what_fits_by_a_ratio_is_never_more_than_there_is(ratio: float, gigabytes: int) -> None:
+    codec = {"ratio": ratio, "encode_bytes_per_s": 1e9, "decode_bytes_per_s": 1e9}
+    content = {
+        "instances": [{"tiers": {"disk": f"{gigabytes}GB"}, "codecs": {"disk": codec, "remote": codec}}],
+        "pools": [{"name": "store", "capacity": f"{gigabytes}GB", "bytes_per_s": 1e9}],
+    }
+    made = make_cluster(content, Path(), "").cluster
+    for tokens in (made.instances[0].tier_tokens[Tier.DISK], made.pools[0].capacity_tokens):
+        token_bytes = LLAMA_8B_H100.kv_bytes_per_token / ratio
+        assert tokens * token_bytes <= gigabytes * 1e9 * (1 + 1e-12) < (tokens + 2) * token_bytes
 
 
 def test_the_codec_of_a_profile_is_that_of_the_tier(tmp_path: Path) -> None:
