@@ -19,7 +19,7 @@ KEPT_S = 3600.0  # how long a slower tier is taken to keep what it is given
 
 @dataclass(frozen=True, slots=True)
 class WayDown:
-    """Blocks from ``start`` on that a slower tier lacks; ``ratio`` is of raw bytes to those that it stores.
+    """``blocks`` from ``start`` on that a slower tier lacks; ``ratio`` is of raw bytes to those that it stores.
 
     ``copy_s`` and ``load_s`` are transfers with their coding beside them; ``price`` is what a second of the copy
     costs others.
@@ -27,6 +27,7 @@ class WayDown:
 
     site: Site
     start: int
+    blocks: int
     ratio: float
     chance: float  # of reuse
     compute_s: float
@@ -44,7 +45,8 @@ class WayDown:
 
     @property
     def gain_s(self) -> float:
-        return self.benefit_s - self.cost_s
+        """Of a block: a pool that lacks a prompt's beginning is given it too, which another may be given later."""
+        return (self.benefit_s - self.cost_s) / self.blocks
 
     def __str__(self) -> str:
         if self.ratio == 1.0:
@@ -52,8 +54,8 @@ class WayDown:
         else:
             kept, loads = f"encoded to 1/{self.ratio:g}", "loads and decodes"
         return (
-            f"{self.site.place} lacks it and keeps it {kept}, {loads} in {self.load_s * 1e3:.3g} ms what takes "
-            f"{self.compute_s * 1e3:.3g} ms to compute"
+            f"{self.site.place} lacks it and keeps it {kept}, {loads} in {self.load_s * 1e3:.1f} ms what takes "
+            f"{self.compute_s * 1e3:.1f} ms to compute"
         )
 
 
@@ -79,6 +81,7 @@ def ways_down(outlook: Outlook, site: Site, segment: Segment, there: int, now_s:
         way = WayDown(
             site=slower,
             start=start,
+            blocks=stop - start,
             ratio=tiers[slower.place.tier].ratio if slower.place.tier in tiers else 1.0,
             chance=chance,
             compute_s=recompute_s(instance, start * block_tokens, stop * block_tokens),

@@ -120,9 +120,10 @@ def _hand_down(
         return None
     best, stop = ways[0], segment.start + there
     tokens = (stop - best.start) * segment.prefix.namespace.block_size
-    beside = (
-        f" (gains {best.gain_s - ways[1].gain_s:.2g} s more than {ways[1].site.place})" if ways[1:] else ""
-    )
+    beside = ""
+    if len(ways) > 1:
+        more_ms = (best.gain_s - ways[1].gain_s) * 1e3
+        beside = f" (gains {more_ms:.2g} ms a block more than {ways[1].site.place})"
     return Proposal(
         ActionKind.DEMOTE,
         segment.prefix,

@@ -122,6 +122,13 @@ def test_slow_coding_counts(codec: Codec, best: Place) -> None:
     assert full.ways()[0].site.place == best
 
 
+def test_a_pool_does_not_win_by_the_beginning_that_it_lacks() -> None:
+    """It would be given more, of which each block gains less."""
+    best, next_best = Full(disk=Speed(4e9, 0.0), pool=Speed(2e9, 0.0)).ways()
+    assert (best.site.place, next_best.site.place) == (DISK, POOL)
+    assert next_best.benefit_s * 1.5 > best.benefit_s * 0.9 and next_best.blocks > best.blocks
+
+
 def test_what_computes_faster_than_it_loads_is_not_handed_down() -> None:
     assert Full(disk=Speed(0.5e9, 0.0)).ways() == []
     assert Full(disk=Speed(0.5e9, 0.0, Codec(4.0, 1e9, 0.9e9))).ways() == []
@@ -148,9 +155,9 @@ def test_the_order_says_what_was_chosen_and_why() -> None:
     assert (order.kind, order.source, order.target) == (ActionKind.DEMOTE, HOST, POOL)
     assert (order.start, order.stop) == (0, BEFORE + BLOCKS)
     assert order.kv_bytes == (BEFORE + BLOCKS) * BLOCK * KV_BYTES
-    assert "pool/remote lacks it and keeps it encoded to 1/8, loads and decodes in 30 ms" in order.reason
-    assert "240 ms to compute" in order.reason
-    assert "more than m0/disk" in order.reason
+    assert "pool/remote lacks it and keeps it encoded to 1/8, loads and decodes in 30.0 ms" in order.reason
+    assert "240.0 ms to compute" in order.reason
+    assert "ms a block more than m0/disk" in order.reason
 
 
 @settings(max_examples=60, deadline=None)
