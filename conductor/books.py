@@ -76,6 +76,7 @@ class Books:
         self._cluster.store(decode, request.prompt_tokens - held + record.output_tokens, now_s)
         if record.peer is not None:
             self.transfer(record, record.peer, rank)
+        self._cluster.load(rank, placement.plan, now_s)
         if record.cache_group is not None:
             self._lookup.prefill_begins(placement_id, request, record.cache_group, rank.holder)
 

@@ -15,7 +15,7 @@ from cache_index import Holder
 from conductor.circuit import Circuit
 from conductor.costs import ClusterTables, Exposure, Floats, InstanceClass, Topology
 from conductor.costs import tables as t
-from conductor.placement import ModelCard, Role, Target
+from conductor.placement import ModelCard, PrefixPlan, Role, Target
 
 DEFAULT_BLOCK_SIZE = 16
 NO_ROW = -1
@@ -347,7 +347,7 @@ class Cluster:
     def __init__(self, topology: Topology | None = None) -> None:
         self.version = 0
         self.topology = topology or Topology()
-        self.tables = ClusterTables()
+        self.tables = ClusterTables(self.topology.pool_links)
         self._instances: dict[str, InstanceState] = {}
         self._free_rows: list[int] = []
         self._rows = 0
@@ -357,6 +357,7 @@ class Cluster:
         if instance.instance_id in self._instances:
             raise ValueError(f"instance id {instance.instance_id!r} is used twice; ids must be unique")
         location = self.topology.location_ids(instance.location, instance.instance_id)
+        pools = self.topology.pool_numbers(instance.instance_id)
         self._instances[instance.instance_id] = instance
         for rank in instance.ranks:
             rank.row = self._free_rows.pop() if self._free_rows else self._rows
@@ -366,6 +367,7 @@ class Cluster:
             facts[t.CLASS] = self.tables.class_id(instance.instance_class)
             facts[t.FETCHES] = instance.fetches_from_peers
             facts[t.STREAMS_LAYERS] = instance.streams_layers
+            facts[t.POOL : t.LOCATION] = pools
             facts[t.LOCATION :] = location
             self.write(rank)
         self._write_capacity(instance)
@@ -401,6 +403,14 @@ class Cluster:
         """To be called when a placement will leave so many more tokens in a rank's cache."""
         if rank.row != NO_ROW:
             self.tables.store(rank.row, tokens, now_s)
+
+    def load(self, rank: RankState, plan: PrefixPlan, now_s: float) -> None:
+        """To be called when a placement will load what its plan says."""
+        if len(self.tables.pools) and rank.row != NO_ROW and plan.fetch_s > 0.0:
+            own = (
+                (part.tier, part.stop - part.start) for part in plan.segments if part.holder == rank.holder
+            )
+            self.tables.load_from_pools(rank.row, own, now_s)
 
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""

@@ -187,6 +187,7 @@ class SharedPoolConfig(_Section):
     id: Annotated[str, Field(min_length=1)]
     tier: Literal["pod", "remote"] = "remote"
     members: Annotated[list[str], Field(min_length=1)] | None = None
+    bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     mooncake: MasterConfig | None = None
 
 

@@ -237,7 +237,8 @@ def _numbers(rule: j.RecordedPolicy) -> dict[str, float]:
 
 def _make_scheduler(header: j.Header, lookup: _RecordedLookup, gate: Gate) -> RecordedScheduler:
     classes = {each.name: each for each in header.classes}
-    cluster = Cluster(Topology(dict(zip(Distance, header.links, strict=True))))
+    links = dict(zip(Distance, header.links, strict=True))
+    cluster = Cluster(Topology(links, header.pool_links))
     for instance in header.instances:
         cluster.add(_instance(instance, classes[instance.instance_class]))
     return RecordedScheduler(

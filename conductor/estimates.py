@@ -232,7 +232,7 @@ class Estimates(Candidates):
 
 _TABLE, _ROWS = types.float64[:, ::1], types.int64[:, ::1]
 _SIGNATURE: Final = (
-    *(types.int64[::1], _TABLE, _ROWS, _TABLE, _TABLE, types.int32[:, ::1]),
+    *(types.int64[::1], _TABLE, _ROWS, _TABLE, _TABLE, _TABLE, types.int32[:, ::1]),
     *(types.float64, types.int64, types.int64, types.float64, types.boolean),
     *(_TABLE, _ROWS),
 )
@@ -277,6 +277,7 @@ class Estimator:
             tables.ranks,
             tables.classes,
             self._links,
+            tables.pools,
             held,
             now_s,
             n,

@@ -18,7 +18,7 @@ import msgspec
 
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster import EngineFacts, PlacedElsewhere, ReportedLoad
-from conductor.costs import InstanceClass, Speed
+from conductor.costs import InstanceClass, PoolLink, Speed
 from conductor.placement import InstanceFailure, Role, TokenSource, Usage
 
 FORMAT: Final = "conductor decisions"
@@ -83,6 +83,7 @@ class Header(_Line, frozen=True):
     tbt_share: float = 0.1
     aliases: dict[str, str] = {}
     calibrations: dict[str, tuple[LearnedFactor, LearnedFactor]] = {}  # prefill and decode, by class
+    pool_links: list[PoolLink] = []
 
 
 class RecordedRequest(_Line, frozen=True):

@@ -261,6 +261,7 @@ def make_header(
         id_prefix=id_prefix,
         admission=admission or j.RecordedPolicy("accept_all"),
         links=[links[distance] for distance in Distance],
+        pool_links=list(scheduler.cluster.topology.pool_links),
         classes=list(classes.values()),
         instances=[_recorded_instance(instance) for instance in instances],
         aliases=scheduler.aliases,

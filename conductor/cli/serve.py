@@ -23,7 +23,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cache_index import Holder, LoadStat, SglangLoadFeeds, Tier
+from cache_index import Holder, LoadStat, SglangLoadFeeds
 from conductor.action_metrics import ActionCollector
 from conductor.action_runner import ActionRunner
 from conductor.admission_metrics import AdmissionCollector
@@ -31,6 +31,7 @@ from conductor.cache_lookup import make_lookup_router
 from conductor.cache_orders import CacheOrders
 from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
+from conductor.cli.configured_cluster import make_cluster, pool_of
 from conductor.cli.discovery_sources import start_discovery
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
@@ -50,8 +51,7 @@ from conductor.cli.tier_services import make_planning, make_runner, start_runner
 from conductor.cli.tokenization import PlacementTokens
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker_front import WorkerFront
-from conductor.cluster import Cluster
-from conductor.config import Config, ServerConfig, SharedPoolConfig, load_config
+from conductor.config import Config, ServerConfig, load_config
 from conductor.configuration_faults import ConfigError
 from conductor.configured_admission import make_dispatcher, make_gate
 from conductor.console import make_console_routes
@@ -61,7 +61,7 @@ from conductor.discovery.metrics import DiscoveryCollector
 from conductor.engine_caches import EngineCaches
 from conductor.index_metrics import IndexCollector
 from conductor.instance_config import InstanceConfig
-from conductor.membership import Membership, endpoints_of, instance_of
+from conductor.membership import Membership, endpoints_of
 from conductor.metrics import ClusterCollector
 from conductor.monitor import ClusterMonitor
 from conductor.placement import Objectives
@@ -71,7 +71,6 @@ from conductor.prefix_lookup import IndexLookup
 from conductor.rehearsal import rehearse, rehearse_reuse
 from conductor.rest import Reservations, make_rest_router
 from conductor.scheduler import Scheduler
-from conductor.shared_pools import SharedPool
 from router import create_app
 
 _log = structlog.get_logger(__name__)
@@ -154,7 +153,7 @@ async def _serve(config: Config) -> None:
         if config.emulation.cluster is not None:
             emulated = EmulatedCluster(config.emulation)
             instances += emulated.instances()
-        cluster = _make_cluster(instances)
+        cluster = make_cluster(instances, config.shared_pools)
         tls, to_engines = server_tls(config.server.tls), engine_context(config.routing.engine_tls)
         state = open_state(config)
         store = state.store
@@ -174,7 +173,7 @@ async def _serve(config: Config) -> None:
             aliases={alias: model.name for model in config.models for alias in model.aliases},
             calibrations=saved_calibrations(store) | shared.joined.calibrations,
             gate=make_gate(config.scheduling.admission, shared.joined.lengths or saved_lengths(store)),
-            lookup=IndexLookup(index, feeds.prompts, [_pool_of(each) for each in config.shared_pools]),
+            lookup=IndexLookup(index, feeds.prompts, [pool_of(each) for each in config.shared_pools]),
             id_prefix=id_prefix,
             records=config.scheduling.records,
         )
@@ -332,18 +331,6 @@ def _lost(
 def _left(caches: EngineCaches, actions: ActionRunner, holder: Holder) -> None:
     caches.left(holder)
     actions.holder_left(holder.instance_id)
-
-
-def _make_cluster(instances: list[InstanceConfig]) -> Cluster:
-    cluster = Cluster()
-    for instance in instances:
-        cluster.add(instance_of(instance))
-    return cluster
-
-
-def _pool_of(config: SharedPoolConfig) -> SharedPool:
-    members = frozenset(config.members) if config.members is not None else None
-    return SharedPool(Holder(config.id), Tier[config.tier.upper()], members)
 
 
 def _endpoint_overrides(instances: list[InstanceConfig]) -> dict[str, dict[int, EventEndpoints]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -43,7 +44,7 @@ class TierSites:
         return self._known[1]
 
     def _configured(self) -> list[Site]:
-        pools = {pool.id: pool.members for pool in self._config.shared_pools}
+        pools = {pool.id: pool for pool in self._config.shared_pools}
         users = self._users()
         sites = []
         for each in self._config.tiers.capacities:
@@ -51,9 +52,9 @@ class TierSites:
                 continue
             holder = Holder(each.instance)
             members: frozenset[str] | None = frozenset({each.instance})
-            if each.instance in pools:
-                listed = pools[each.instance]
-                members = None if listed is None else frozenset(listed)
+            pool = pools.get(each.instance)
+            if pool is not None:
+                members = None if pool.members is None else frozenset(pool.members)
             elif is_lmcache(holder):
                 members = frozenset(users.get(holder, ()))
             owner = next((i for i in self._cluster if members is None or i.instance_id in members), None)
@@ -61,7 +62,11 @@ class TierSites:
                 place = Place(holder, Tier[each.tier.upper()])
                 tokens = int(each.bytes / owner.instance_class.stored_bytes_per_token(place.tier))
                 chunk_tokens = CHUNK_TOKENS if is_lmcache(holder) else None
-                sites.append(Site(place, tokens, members, block_tokens=chunk_tokens))
+                speed = None
+                if pool is not None and pool.bytes_per_s is not None:
+                    speed = owner.instance_class.tiers.get(place.tier)
+                    speed = None if speed is None else replace(speed, bytes_per_s=pool.bytes_per_s)
+                sites.append(Site(place, tokens, members, speed, chunk_tokens))
         if self._config.executors.lmcache_servers is not None:
             self._warn_of_unsized(users)
         return sites

@@ -2,7 +2,7 @@ from .calibration import Calibration, dump_calibrations, load_calibrations
 from .exposure import Exposure
 from .instance_class import Codec, Floats, InstanceClass, Ints, Speed
 from .tables import ClusterTables
-from .topology import DEFAULT_LINKS, Distance, Topology
+from .topology import DEFAULT_LINKS, Distance, PoolLink, Topology
 
 __all__ = [
     "DEFAULT_LINKS",
@@ -14,6 +14,7 @@ __all__ = [
     "Floats",
     "InstanceClass",
     "Ints",
+    "PoolLink",
     "Speed",
     "Topology",
     "dump_calibrations",

@@ -226,6 +226,7 @@ def estimate(
     ranks: Ints,
     classes: Floats,
     links: Floats,
+    pools: Floats,
     held: Tokens,
     now_s: float,
     prompt_tokens: int,
@@ -275,6 +276,7 @@ def estimate(
         decodes, context = loads[row, t.ACTIVE_DECODES], loads[row, t.CONTEXT_TOKENS]
         taking = loads[row, t.TRANSFERS_IN]
         streams = ranks[row, t.STREAMS_LAYERS] != 0
+        queue_before_s = queue_s(loads, row, now_s)
 
         # What the decodes aboard add to each step of a prefill, and what a step is with the request aboard.
         aboard_s = per_sequence * decodes + per_context * context
@@ -294,6 +296,12 @@ def estimate(
                 continue
             s_per_token = classes[c, t.TIER_S_PER_BYTE + tier] * classes[c, t.KV_BYTES] * (1.0 + taking)
             longer_s = max(classes[c, t.TIER_LATENCY_S + tier] - latency_s, 0.0)
+            pool = ranks[row, t.POOL + tier] - 1
+            if pool >= 0:
+                over_s = pools[pool, t.POOL_S_PER_BYTE] * kv_bytes / classes[c, t.TIER_RATIO + tier]
+                s_per_token = max(s_per_token, over_s)
+                # What others will load is on the link first, but for what has arrived when this one's turn comes.
+                fetch_s = max(fetch_s, pools[pool, t.POOL_BUSY_UNTIL_S] - now_s - queue_before_s)
             started_s = fetch_s + longer_s
             whole_s = started_s + s_per_token * (level - reached)
             if not whole_s < np.inf:
@@ -357,7 +365,7 @@ def estimate(
             # Decodes aboard end, evenly, within a life of theirs, which is taken to be this request's own.
             wait_s = min(excess / context, 1.0) * output_tokens * tbt_s
         own_s = best_s - (best_fetch_s if not streams else 0.0)
-        queues[i] = queue_s(loads, row, now_s)
+        queues[i] = queue_before_s
         prefills[i] = best_s
         fetches[i] = best_fetch_s
         steps[i] = tbt_s

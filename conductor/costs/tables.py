@@ -7,7 +7,7 @@ when a request is placed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 from typing import Final, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from cache_index import Tier
 from conductor.costs.instance_class import Floats, InstanceClass, Ints
-from conductor.costs.topology import LOCATION_LEVELS
+from conductor.costs.topology import LOCATION_LEVELS, PoolLink
 
 _Table = TypeVar("_Table", Floats, Ints)
 
@@ -57,7 +57,8 @@ CAPACITY_TOKENS: Final = 1  # KV tokens of the device tier
 CAPACITY_KNOWN: Final = 2  # the engine told it
 FETCHES: Final = 3  # can fetch a prefix from a peer
 STREAMS_LAYERS: Final = 4  # loads and fetches overlap with compute, layer by layer
-LOCATION: Final = 5  # LOCATION_LEVELS ids: node, rack, zone, site
+POOL: Final = 5  # one a tier: the number of the pool link that loads from it share, 0: none
+LOCATION: Final = POOL + len(Tier)  # LOCATION_LEVELS ids: node, rack, zone, site
 RANK_COLUMNS: Final = LOCATION + LOCATION_LEVELS
 
 # ---- columns of the class table (float64) ----
@@ -80,6 +81,11 @@ PREFILL_SCALE: Final = TIER_RATIO + len(Tier)  # learned
 DECODE_SCALE: Final = PREFILL_SCALE + 1
 CLASS_COLUMNS: Final = DECODE_SCALE + 1
 
+# ---- columns of the table of pool links (float64) ----
+POOL_S_PER_BYTE: Final = 0  # as it travels
+POOL_BUSY_UNTIL_S: Final = 1  # with the loads that are planned, one after the other
+POOL_COLUMNS: Final = 2
+
 # Writes two columns that stand side by side in a third of two assignments' time.
 _pack_pair: Final[Callable[..., None]] = Struct("2d").pack_into
 
@@ -87,7 +93,9 @@ _pack_pair: Final[Callable[..., None]] = Struct("2d").pack_into
 class ClusterTables:
     """Load, rank and class tables; rows are added and reused, never moved."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool_links: Sequence[PoolLink] = ()) -> None:
+        self.pools: Floats = np.zeros((len(pool_links), POOL_COLUMNS))
+        self.pools[:, POOL_S_PER_BYTE] = [1.0 / pool.bytes_per_s for pool in pool_links]
         self.loads: Floats = np.zeros((16, LOAD_COLUMNS))
         self.ranks: Ints = np.zeros((16, RANK_COLUMNS), np.int64)
         self.classes: Floats = np.zeros((4, CLASS_COLUMNS))
@@ -108,6 +116,17 @@ class ClusterTables:
         age_s = now_s - loads.item(row, STORED_AT_S)
         faded = loads.item(row, STORED_TOKENS) * math.exp(-age_s / STORED_MEMORY_S)
         _pack_pair(loads, 8 * (row * LOAD_COLUMNS + STORED_TOKENS), faded + tokens, now_s)
+
+    def load_from_pools(self, row: int, loaded: Iterable[tuple[Tier, int]], now_s: float) -> None:
+        """A rank will load so many tokens of each tier: over pool links behind what is on its way there."""
+        terms = self.classes[self.ranks.item(row, CLASS)]
+        for tier, tokens in loaded:
+            number = self.ranks.item(row, POOL + tier)
+            if number:
+                pool = self.pools[number - 1]
+                bytes_per_token = terms.item(KV_BYTES) / terms.item(TIER_RATIO + tier)
+                seconds = tokens * bytes_per_token * pool.item(POOL_S_PER_BYTE)
+                pool[POOL_BUSY_UNTIL_S] = max(pool.item(POOL_BUSY_UNTIL_S), now_s) + seconds
 
     def empty(self, row: int) -> None:
         """What was in the device tier is lost."""

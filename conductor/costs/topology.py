@@ -6,13 +6,14 @@ speed of a transfer is that of the widest step the path takes, and never more th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
+from cache_index import Tier
 from conductor.costs.instance_class import Floats, Speed
 
 
@@ -40,11 +41,27 @@ DEFAULT_LINKS: Final[Mapping[Distance, Speed]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class PoolLink:
+    """What instances that load from one shared pool have of its bandwidth together.
+
+    ``tier`` is the one that the pool is for them; ``members`` are instance ids, None: all instances.
+    """
+
+    tier: Tier
+    bytes_per_s: float
+    members: frozenset[str] | None = None
+
+    def serves(self, instance_id: str) -> bool:
+        return self.members is None or instance_id in self.members
+
+
 @dataclass(slots=True)
 class Topology:
     """Ids of locations as numbers that kernels compare, and the links as an array."""
 
     links: Mapping[Distance, Speed] = field(default_factory=lambda: DEFAULT_LINKS)
+    pool_links: Sequence[PoolLink] = ()
     _ids: dict[str, int] = field(default_factory=dict)
 
     def location_ids(self, location: str, instance_id: str) -> list[int]:
@@ -67,6 +84,14 @@ class Topology:
             self._ids.setdefault(f"{level}:{path}", len(self._ids))
             for level, path in enumerate(reversed(paths))
         ]
+
+    def pool_numbers(self, instance_id: str) -> list[int]:
+        """By tier, which of the pool links an instance loads over, from 1 on; 0: over none that others use."""
+        numbers = [0] * len(Tier)
+        for number, pool in enumerate(self.pool_links, start=1):
+            if pool.serves(instance_id):
+                numbers[pool.tier] = number
+        return numbers
 
     def link_table(self) -> Floats:
         """[distance, (seconds per byte, latency)]."""

@@ -8,7 +8,7 @@ from cache_index import CacheIndex, Holder
 from conductor.admission import Gate
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
-from conductor.costs import InstanceClass, Topology
+from conductor.costs import InstanceClass, PoolLink, Topology
 from conductor.outcomes import Untold
 from conductor.placement import Objectives
 from conductor.policies import Policy
@@ -34,7 +34,8 @@ def make_scheduler(
 
     Raises ValueError for a location that is no path.
     """
-    known = Cluster(Topology(cluster.links))
+    pool_links = [PoolLink(pool.tier, pool.speed.bytes_per_s, pool.members) for pool in cluster.pools]
+    known = Cluster(Topology(cluster.links, pool_links))
     for number, spec in enumerate(cluster.instances):
         known.add(
             make_instance(

@@ -72,6 +72,7 @@ def test_flags_win_over_environment_over_file_over_defaults(
         ),
         ("instances: [{id: a, url: 'http://x'}]\nshared_pools: [{id: a}]", "the id 'a' is taken"),
         ("shared_pools: [{id: a, members: []}]", "'shared_pools.0.members'"),
+        ("shared_pools: [{id: a, bytes_per_s: 0}]", "'shared_pools.0.bytes_per_s'"),
         (
             "shared_pools: [{id: a, mooncake: {endpoint: 'tcp://x:1', modle: m}}]",
             "'shared_pools.0.mooncake.modle'; did you mean 'model'",

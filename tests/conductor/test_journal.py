@@ -19,6 +19,7 @@ from cache_index import Holder, Namespace, Tier, sequence_hashes
 from conductor import journal
 from conductor.cli import app
 from conductor.cluster import PlacedElsewhere, ReportedLoad
+from conductor.costs import PoolLink
 from conductor.decision_replay import DecisionReplay, ReplayError
 from conductor.journal import Decision, Frame, Header, RecordingError, open_recording
 from conductor.journal_writer import JournalWriter
@@ -242,6 +243,22 @@ def test_what_lies_in_slower_tiers_is_recorded_too(tmp_path: Path) -> None:
     assert [s.tier for s in placement.plan.segments] == [Tier.HOST]
     path = write(tmp_path / "run.jsonl", header, frames)
     assert DecisionReplay(open_recording(path)).check().difference is None
+
+
+def test_what_waits_for_a_pools_link_is_recorded_too(tmp_path: Path) -> None:
+    link = PoolLink(Tier.REMOTE, 20e9, frozenset({"m0", "m1"}))
+    scheduler, header, frames = make_recorded(roles="mm", pool_links=[link])
+    for instance in scheduler.cluster:
+        scheduler.instance_up(instance.instance_id, facts())
+        holder, wanted = instance.ranks[0].holder, request(8192)
+        hashes = sequence_hashes(wanted.tokens, BLOCK)
+        scheduler.index.store(holder, Tier.REMOTE, Namespace("llama", BLOCK), hashes)
+    loads_s = [scheduler.place(request(8192), 0.0).plan.fetch_s for _ in range(6)]
+    assert len(set(loads_s)) > 2
+    path = write(tmp_path / "run.jsonl", header, frames)
+    recording = open_recording(path)
+    assert recording.header.pool_links == [link]
+    assert DecisionReplay(recording).check().difference is None
 
 
 def test_looking_at_the_scheduler_changes_no_decision(tmp_path: Path) -> None:

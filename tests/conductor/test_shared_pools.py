@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import make_instance
-from conductor.costs import Speed
+from conductor.costs import PoolLink, Speed
 from conductor.placement import PlanSegment, Role
 from conductor.prefix_lookup import IndexLookup
 from conductor.scheduler import Scheduler
@@ -24,10 +25,13 @@ PROMPT = request(4096)
 LAST = len(Tier) - 1
 
 
-def pooled(roles: str, *pools: SharedPool, blocks: int = 128) -> Scheduler:
+def pooled(
+    roles: str, *pools: SharedPool, blocks: int = 128, pool_links: Sequence[PoolLink] = ()
+) -> Scheduler:
     """Up, and every pool holds the first ``blocks`` blocks of the prompt."""
     index = CacheIndex()
-    scheduler = make_scheduler(roles, lookup=IndexLookup(index, pools=pools), index=index)
+    lookup = IndexLookup(index, pools=pools)
+    scheduler = make_scheduler(roles, lookup=lookup, index=index, pool_links=pool_links)
     for pool in pools:
         store(index, pool.holder, pool.tier, blocks)
     return scheduler
@@ -129,6 +133,27 @@ def test_a_plan_loads_from_the_pool_where_that_is_cheaper_than_computing() -> No
     load_s = remote.latency_s + 1536 * LLAMA_8B_H100.kv_bytes_per_token / remote.bytes_per_s
     assert plan.fetch_s == load_s
     assert plan.prefill_s < alone.plan.prefill_s
+
+
+def test_instances_that_load_together_share_what_the_pool_can_give() -> None:
+    """Each would load if it were alone; a few of them do, and the rest compute."""
+    store_of_all = SharedPool(STORE, Tier.REMOTE)
+
+    def loaded(pool_links: Sequence[PoolLink]) -> list[float]:
+        scheduler = pooled("m" * 8, store_of_all, pool_links=pool_links)
+        return [scheduler.place(PROMPT, 0.0).plan.fetch_s for _ in range(8)]
+
+    assert len(set(loaded([]))) == 1
+    rate = LLAMA_8B_H100.tiers[Tier.REMOTE].bytes_per_s
+    found = loaded([PoolLink(Tier.REMOTE, rate)])
+    loads = [seconds for seconds in found if seconds > 0.0]
+    assert loads == sorted(loads) and 1 < len(loads) == len(set(loads))
+    scheduler = pooled("mmm", store_of_all, pool_links=[PoolLink(Tier.REMOTE, rate)])
+    alone = [
+        scheduler.place(request(4096, excluded=frozenset(others)), now_s).plan.fetch_s
+        for others, now_s in ((("m1", "m2"), 0.0), (("m0", "m2"), 0.0), (("m0", "m1"), 60.0))
+    ]
+    assert alone[0] == alone[2] < alone[1]
 
 
 def test_a_plan_leaves_a_pool_alone_that_is_slow_or_out_of_reach() -> None:

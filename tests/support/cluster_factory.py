@@ -1,12 +1,14 @@
 """Schedulers over small clusters that are up, and requests for them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cache_index import CacheIndex, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
-from conductor.costs import InstanceClass
+from conductor.costs import InstanceClass, PoolLink, Topology
 from conductor.placement import Objectives, PlacementRequest, Role
 from conductor.policies import make_policy
 from conductor.prefix_lookup import IndexLookup
@@ -26,9 +28,10 @@ def make_scheduler(
     protocol: str = "vllm-nixl",
     suspension: SuspensionPolicy = SUSPENSION,
     instance_class: InstanceClass = LLAMA_8B_H100,
+    pool_links: Sequence[PoolLink] = (),
 ) -> Scheduler:
     """``lookup`` reads ``index``."""
-    cluster = Cluster()
+    cluster = Cluster(Topology(pool_links=pool_links))
     for i, role in enumerate(roles):
         cluster.add(
             make_instance(

@@ -1,6 +1,6 @@
 """Schedulers whose decisions are recorded, over small clusters that are not up yet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cluster_factory import ROLES
 
@@ -9,6 +9,7 @@ from conductor.admission import Gate, make_rule
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster import Cluster, InstanceState, make_instance
+from conductor.costs import PoolLink, Topology
 from conductor.journal import Frame, Header, RecordedPolicy
 from conductor.placement import Objectives
 from conductor.policies import make_policy
@@ -35,9 +36,10 @@ def make_recorded(
     policy: str = "slo",
     parameters: Mapping[str, str | int] | None = None,
     admission: str = "accept_all",
+    pool_links: Sequence[PoolLink] = (),
 ) -> tuple[RecordedScheduler, Header, list[Frame]]:
     """The scheduler, the header of its recording, and the frames, which grow."""
-    cluster = Cluster()
+    cluster = Cluster(Topology(pool_links=pool_links))
     for i, role in enumerate(roles):
         cluster.add(make_state(f"{role}{i}", ranks=1 + i % 2, location=f"s/z/r{i % 2}/n{i}"))
     scheduler = RecordedScheduler(

@@ -1,5 +1,6 @@
 """Every term of an estimate by a worked example, the optimal cut against brute force, and what must always hold."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from cache_index import CacheIndex, Tier
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Cluster, EngineFacts, PendingPrefill, ReportedLoad, ServedModel, make_instance
-from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed
+from conductor.costs import DEFAULT_LINKS, Codec, Distance, InstanceClass, PoolLink, Speed, Topology
 from conductor.costs import tables as t
 from conductor.estimates import Estimator
 from conductor.placement import PlacementRequest, Role
@@ -44,9 +45,10 @@ def make_cluster(
     *,
     instance_class: InstanceClass = H100,
     capacity_blocks: int | None = None,
+    pool_links: Sequence[PoolLink] = (),
     **options: Any,
 ) -> Cluster:
-    cluster = Cluster()
+    cluster = Cluster(Topology(pool_links=pool_links))
     locations = options.pop("locations", [""] * count)
     roles = options.pop("roles", [Role.MIXED] * count)
     for i in range(count):
@@ -183,6 +185,60 @@ def test_a_tier_without_a_known_speed_is_left_alone() -> None:
         estimate(make_cluster(instance_class=bare), 8000, {0: [100, 400, 400, 400, 400]}).plan_tokens[0]
         == 1600
     )
+
+
+IN_THE_POOL = [0, 0, 0, 0, 400]
+POOLED_TOKENS = 400 * BLOCK
+
+
+def test_a_load_from_a_pool_is_no_faster_than_what_its_members_share() -> None:
+    own = H100.tiers[Tier.REMOTE]
+    for bytes_per_s in (own.bytes_per_s / 2, own.bytes_per_s, 2 * own.bytes_per_s):
+        link = PoolLink(Tier.REMOTE, bytes_per_s)
+        c = estimate(make_cluster(pool_links=[link]), 8000, {0: IN_THE_POOL})
+        narrower = min(bytes_per_s, own.bytes_per_s)
+        load_s = own.latency_s + POOLED_TOKENS * H100.kv_bytes_per_token / narrower
+        assert c.plan_fetch_s[0] == pytest.approx(load_s)
+
+
+def test_a_load_from_a_pool_waits_for_those_that_are_planned() -> None:
+    cluster = make_cluster(3, pool_links=[PoolLink(Tier.REMOTE, 40e9, frozenset({"i0", "i1"}))])
+    ranks = [instance.ranks[0] for instance in cluster]
+    held = dict.fromkeys(range(3), IN_THE_POOL)
+    free_s = estimate(cluster, 8000, held).plan_fetch_s
+    # Ten milliseconds of the link.
+    cluster.tables.load_from_pools(ranks[1].row, [(Tier.REMOTE, round(0.4e9 / H100.kv_bytes_per_token))], 5.0)
+    cluster.tables.load_from_pools(ranks[2].row, [(Tier.REMOTE, 10**6)], 5.0)  # who is no member
+    later_s = estimate(cluster, 8000, held, now_s=5.0).plan_fetch_s
+    assert later_s[:2] == pytest.approx(free_s[:2] + 0.01, rel=1e-3)
+    assert later_s[2] == free_s[2]
+    assert estimate(cluster, 8000, held, now_s=5.006).plan_fetch_s[0] == pytest.approx(
+        free_s[0] + 0.004, rel=1e-3
+    )
+    assert estimate(cluster, 8000, held, now_s=5.02).plan_fetch_s[0] == pytest.approx(free_s[0])
+    # Who queues for longer finds the link free.
+    ranks[0].add_prefill("before", PendingPrefill(0.5, 100, True), 5.0)
+    cluster.write(ranks[0])
+    assert estimate(cluster, 8000, held, now_s=5.0).plan_fetch_s[0] == pytest.approx(free_s[0])
+
+
+def test_what_is_behind_a_busy_pool_is_computed() -> None:
+    cluster = make_cluster(pool_links=[PoolLink(Tier.REMOTE, 40e9)])
+    cluster.tables.load_from_pools(0, [(Tier.REMOTE, 10**6)], 0.0)
+    c = estimate(cluster, 8000, {0: IN_THE_POOL})
+    assert (c.plan_tokens[0], c.plan_fetch_s[0]) == (0, 0.0)
+    assert c.prefill_s[0] == estimate(make_cluster(), 8000).prefill_s[0]
+
+
+def test_what_a_pool_holds_encoded_takes_less_of_its_link() -> None:
+    coded = replace(H100.tiers[Tier.REMOTE], codec=Codec(4.0, 1e12, 1e12))
+    encodes = replace(H100, name="encodes", tiers={**H100.tiers, Tier.REMOTE: coded})
+    cluster = make_cluster(2, instance_class=encodes, pool_links=[PoolLink(Tier.REMOTE, 10e9)])
+    load_s = coded.latency_s + POOLED_TOKENS * H100.kv_bytes_per_token / 40e9
+    assert estimate(cluster, 8000, {0: IN_THE_POOL}).plan_fetch_s[0] == pytest.approx(load_s)
+    cluster.tables.load_from_pools(0, [(Tier.REMOTE, POOLED_TOKENS)], 0.0)
+    busy_s = POOLED_TOKENS * H100.kv_bytes_per_token / 40e9
+    assert cluster.tables.pools[0, t.POOL_BUSY_UNTIL_S] == pytest.approx(busy_s)
 
 
 def test_layer_wise_loading_hides_behind_compute() -> None:
