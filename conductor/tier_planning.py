@@ -120,6 +120,7 @@ class TierPlanning:
         for action in actions:
             self._ledger.submit(action, now_s)
             self._ordered.add(action.action_id)
+        self._planner.ordered(actions, now_s)
 
     def _plan(self, now_s: float) -> list[TierAction]:
         with self._turn:

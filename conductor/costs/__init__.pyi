@@ -2,10 +2,11 @@ from .calibration import Calibration, dump_calibrations, load_calibrations
 from .exposure import Exposure
 from .instance_class import Codec, Floats, InstanceClass, Ints, Speed
 from .tables import ClusterTables
-from .topology import DEFAULT_LINKS, Distance, PoolLink, Topology
+from .topology import DEFAULT_LINKS, POOL_TIERS, Distance, PoolLink, Topology
 
 __all__ = [
     "DEFAULT_LINKS",
+    "POOL_TIERS",
     "Calibration",
     "ClusterTables",
     "Codec",

@@ -31,6 +31,7 @@ _DIRECTORY = cache_directory(Path(__file__), Path(t.__file__), Path(topology.__f
 Tokens = NDArray[np.int32]
 
 TIERS: Final = t.TIER_LATENCY_S - t.TIER_S_PER_BYTE
+_POOLED: Final = int(topology.POOL_TIERS[0])  # the first tier that may be a pool's
 SOURCES: Final = 4  # peers that a plan may fetch from, the longest prefixes of different racks
 
 # What a second of prefill costs others: whoever comes next anywhere, and those who will queue behind it, for whom
@@ -296,8 +297,8 @@ def estimate(
                 continue
             s_per_token = classes[c, t.TIER_S_PER_BYTE + tier] * classes[c, t.KV_BYTES] * (1.0 + taking)
             longer_s = max(classes[c, t.TIER_LATENCY_S + tier] - latency_s, 0.0)
-            pool = ranks[row, t.POOL + tier] - 1
-            if pool >= 0:
+            if tier >= _POOLED and ranks[row, t.POOL + tier - _POOLED] > 0:
+                pool = ranks[row, t.POOL + tier - _POOLED] - 1
                 over_s = pools[pool, t.POOL_S_PER_BYTE] * kv_bytes / classes[c, t.TIER_RATIO + tier]
                 s_per_token = max(s_per_token, over_s)
                 # What others will load is on the link first, but for what has arrived when this one's turn comes.

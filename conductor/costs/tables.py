@@ -15,7 +15,7 @@ import numpy as np
 
 from cache_index import Tier
 from conductor.costs.instance_class import Floats, InstanceClass, Ints
-from conductor.costs.topology import LOCATION_LEVELS, PoolLink
+from conductor.costs.topology import LOCATION_LEVELS, POOL_TIERS, PoolLink
 
 _Table = TypeVar("_Table", Floats, Ints)
 
@@ -57,8 +57,10 @@ CAPACITY_TOKENS: Final = 1  # KV tokens of the device tier
 CAPACITY_KNOWN: Final = 2  # the engine told it
 FETCHES: Final = 3  # can fetch a prefix from a peer
 STREAMS_LAYERS: Final = 4  # loads and fetches overlap with compute, layer by layer
-POOL: Final = 5  # one a tier: the number of the pool link that loads from it share, 0: none
-LOCATION: Final = POOL + len(Tier)  # LOCATION_LEVELS ids: node, rack, zone, site
+POOL: Final = (
+    5  # the number of the pool link that loads from the first of POOL_TIERS share, 0: none; and so on
+)
+LOCATION: Final = POOL + len(POOL_TIERS)  # LOCATION_LEVELS ids: node, rack, zone, site
 RANK_COLUMNS: Final = LOCATION + LOCATION_LEVELS
 
 # ---- columns of the class table (float64) ----
@@ -121,7 +123,7 @@ class ClusterTables:
         """A rank will load so many tokens of each tier: over pool links behind what is on its way there."""
         terms = self.classes[self.ranks.item(row, CLASS)]
         for tier, tokens in loaded:
-            number = self.ranks.item(row, POOL + tier)
+            number = self.ranks.item(row, POOL + tier - POOL_TIERS[0]) if tier >= POOL_TIERS[0] else 0
             if number:
                 pool = self.pools[number - 1]
                 bytes_per_token = terms.item(KV_BYTES) / terms.item(TIER_RATIO + tier)

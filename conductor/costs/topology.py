@@ -41,6 +41,9 @@ DEFAULT_LINKS: Final[Mapping[Distance, Speed]] = {
 }
 
 
+POOL_TIERS: Final = (Tier.POD, Tier.REMOTE)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolLink:
     """What instances that load from one shared pool have of its bandwidth together.
@@ -86,11 +89,11 @@ class Topology:
         ]
 
     def pool_numbers(self, instance_id: str) -> list[int]:
-        """By tier, which of the pool links an instance loads over, from 1 on; 0: over none that others use."""
-        numbers = [0] * len(Tier)
+        """Which of the pool links an instance loads over from each of `POOL_TIERS`, from 1 on; 0: over none."""
+        numbers = [0] * len(POOL_TIERS)
         for number, pool in enumerate(self.pool_links, start=1):
             if pool.serves(instance_id):
-                numbers[pool.tier] = number
+                numbers[POOL_TIERS.index(pool.tier)] = number
         return numbers
 
     def link_table(self) -> Floats:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from heapq import nlargest
 from itertools import count, islice, takewhile
 from operator import itemgetter
@@ -22,8 +21,8 @@ from cache_index import CacheIndex, Tier, sequence_hashes
 from conductor.action_ledger import ActionRecord, ActionState
 from conductor.actions import ActionKind, Place, Prefix, TierAction
 from conductor.cluster import Cluster, Health, InstanceState
+from conductor.costs import POOL_TIERS
 from conductor.explanation import PlacementRecord
-from conductor.placement import PlanSegment
 from conductor.prefix_lookup import namespace_of
 from conductor.tier_planner.draining import drain
 from conductor.tier_planner.hot_prefixes import HotPrefixes
@@ -150,7 +149,17 @@ class TierPlanner:
         self._notice_lost(now_s)
         proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
         chosen = select(proposals, self.free_bytes)
+        self._take_pools(chosen, now_s)
         return [self._order(each, now_s) for each in chosen]
+
+    def _take_pools(self, chosen: Iterable[Proposal], now_s: float) -> None:
+        for each in chosen:
+            if each.source is not None and each.kv_bytes:
+                for end in (each.source, each.target):
+                    if end.tier in POOL_TIERS:
+                        tokens = (each.stop - each.start) * self._block_tokens
+                        seconds = self._outlook.sites.transfer_s(each.source, each.target, tokens)
+                        self._demand.take(end.holder, seconds, now_s)
 
     def learn(self, now_s: float) -> None:
         """Read the notes, as every plan does first."""
@@ -183,7 +192,7 @@ class TierPlanner:
                 for place, stay in segment.held_at.items():
                     self._contents[place][segment] = stay
             self._returns.observe(prefix, placed_s, record.request.route)
-            self._demand.placed(record, partial(self._load_s, record), placed_s)
+            self._take_links(record, placed_s)
             self._keep(path, record)
             self._hot.used(path, record.placement.overlap_tokens // self._block_tokens, placed_s)
             if record.queue_s > 0.0:
@@ -225,17 +234,31 @@ class TierPlanner:
             self._ends.pop(path[-1], None)
             self._ends[path[-1]] = instance_id
 
-    def _load_s(self, record: PlacementRecord, part: PlanSegment) -> float:
-        """Seconds that a part of a request's plan takes the link of who has it."""
-        if part.tier is Tier.DEVICE and part.holder == record.prefill.holder:
-            return 0.0
-        if self._outlook.cluster.get(record.placement.prefill.instance_id) is None:
-            return 0.0
-        target = Place(record.prefill.holder, Tier.DEVICE)
-        seconds = self._outlook.sites.transfer_s(
-            Place(part.holder, part.tier), target, part.stop - part.start
-        )
-        return seconds if seconds < float("inf") else 0.0
+    def _take_links(self, record: PlacementRecord, placed_s: float) -> None:
+        """The parts of a request's plan take the links of who has them."""
+        instance_id, own = record.placement.prefill.instance_id, record.prefill.holder
+        if self._outlook.cluster.get(instance_id) is None:
+            return
+        sites, target = self._outlook.sites, Place(own, Tier.DEVICE)
+        for part in record.placement.plan.segments:
+            if part.holder != own or part.tier is not Tier.DEVICE:
+                pool = sites.pool(instance_id, part.tier) if part.holder == own else None
+                source = Place(part.holder, part.tier) if pool is None else pool.place
+                seconds = sites.transfer_s(source, target, part.stop - part.start)
+                if seconds < float("inf"):
+                    self._demand.take(source.holder, seconds, placed_s)
+
+    def ordered(self, actions: Iterable[TierAction], now_s: float) -> None:
+        """Actions of a plan are on their way. Not from the thread that plans: placements see them from now on."""
+        cluster = self._outlook.cluster
+        for action in actions:
+            for end, other in ((action.source, action.target), (action.target, action.source)):
+                if end is None or other is None or end.tier not in POOL_TIERS:
+                    continue
+                instance = cluster.get(other.holder.instance_id)
+                if instance is not None:
+                    tokens = round(action.kv_bytes / instance.instance_class.kv_bytes_per_token)
+                    cluster.tables.load_from_pools(instance.ranks[0].row, [(end.tier, tokens)], now_s)
 
     def _put(self, segment: Segment, place: Place, stay: Stay) -> None:
         before = segment.held_at.get(place)

@@ -11,7 +11,7 @@ import numpy as np
 from cache_index import CacheIndex, Holder, Tier
 from conductor.actions import Place
 from conductor.cluster import Cluster, InstanceState
-from conductor.costs import Speed
+from conductor.costs import POOL_TIERS, Speed
 from conductor.tier_planner.prefix_tree import Segment
 
 HIGH: Final = 0.98  # of a site's capacity: when room is made
@@ -114,6 +114,12 @@ class Sites:
         if instance_id not in self._own:
             self._own[instance_id] = next((s for s in self.of(instance_id) if s.near), None)
         return self._own[instance_id]
+
+    def pool(self, instance_id: str, tier: Tier) -> Site | None:
+        """The pool that an instance loads from as that tier of its own."""
+        if tier < POOL_TIERS[0]:
+            return None
+        return next((s for s in self.of(instance_id) if s.place.tier is tier and not s.near), None)
 
     def load_s(self, tier: Tier, instance: InstanceState, tokens: int) -> float:
         """Seconds to load tokens from a tier to an instance's device; infinite where it cannot."""

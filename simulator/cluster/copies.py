@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from cache_index import Tier
+from conductor.costs import POOL_TIERS
 from simulator.cluster.engine_state import Store
 from simulator.cluster.kernels import layout as k
 from simulator.cluster.kernels.arrays import Arrays
 from simulator.cluster.kernels.flows import DISK_LINK, HOST_LINK, IN, OUT
-from simulator.cluster.specification import POOL_TIERS
 
 SOURCES: Final = {Tier.HOST: k.HOST, Tier.DISK: k.DISK, Tier.POD: k.POD, Tier.REMOTE: k.REMOTE}
 # Of an engine's own tiers, by the slower of the two: device and host share PCIe, the disk has its own path.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cache_index import Changes, Tier
 from cache_index.kernel_set import entry_point
+from conductor.costs import POOL_TIERS
 from simulator.cluster.copies import OWN_LINKS, SOURCES, route
 from simulator.cluster.engine_state import chain, make_state, stores_of
 from simulator.cluster.kernels import (
@@ -32,7 +33,7 @@ from simulator.cluster.kernels import layout as k
 from simulator.cluster.kernels.arrays import Floats, Ints, Words, addresses
 from simulator.cluster.kernels.copies import NO_ROOM
 from simulator.cluster.results import TierTraffic
-from simulator.cluster.specification import POOL_TIERS, ClusterSpec
+from simulator.cluster.specification import ClusterSpec
 
 _INT = np.int64
 _ENLARGED: Final = {

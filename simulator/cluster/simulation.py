@@ -16,6 +16,7 @@ import numpy as np
 
 from cache_index import Holder, Namespace, Tier
 from conductor.cluster import ReportedLoad
+from conductor.costs import POOL_TIERS
 from conductor.dispatcher import Dispatcher
 from conductor.link_budgets import LinkBudget
 from conductor.placement import (
@@ -37,7 +38,7 @@ from simulator.cluster.kernels.arrays import Floats
 from simulator.cluster.layout import MODEL
 from simulator.cluster.looks import Looks
 from simulator.cluster.results import Outcome, RequestResult, Simulated
-from simulator.cluster.specification import POOL_TIERS, ClusterSpec, Outage
+from simulator.cluster.specification import ClusterSpec, Outage
 from simulator.cluster.tier_actions import TierActions
 from simulator.cluster.workload import BLOCK_TOKENS, Request
 

@@ -10,12 +10,10 @@ from typing import Final
 
 from cache_index import Tier
 from conductor.cluster_shape import read_cluster_shape
-from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed
+from conductor.costs import DEFAULT_LINKS, POOL_TIERS, Distance, InstanceClass, Speed
 from conductor.placement import Role
 
 INSTANCE_TIERS: Final = (Tier.HOST, Tier.DISK)  # an instance's own, beside its device
-POOL_TIERS: Final = (Tier.POD, Tier.REMOTE)
-
 ROLE_LETTERS: Final = {Role.MIXED: "m", Role.PREFILL: "p", Role.DECODE: "d"}  # names of instances begin so
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from cache_index import Holder, Tier
 from conductor.action_ledger import ActionLedger, LedgerLimits
 from conductor.actions import ActionKind, Place, TierAction
+from conductor.costs import POOL_TIERS
 from conductor.explanation import PlacementRecord
 from conductor.link_budgets import LinkBudget, LinkBudgets
 from conductor.scheduler import Scheduler
@@ -15,7 +16,7 @@ from conductor.tier_planner import Site, TierPlanner
 from conductor.tier_planner_config import TierPlannerConfig
 from simulator.cluster.engines import Engines, Load
 from simulator.cluster.results import ActionsDone
-from simulator.cluster.specification import INSTANCE_TIERS, POOL_TIERS, ClusterSpec
+from simulator.cluster.specification import INSTANCE_TIERS, ClusterSpec
 from simulator.cluster.workload import Request
 
 _COPIES = frozenset(
@@ -98,8 +99,10 @@ class TierActions:
             return
         while self.next_s <= now_s:
             self.next_s += self._planner.settings.every_s
-        for action in self._planner.plan(now_s):
+        actions = self._planner.plan(now_s)
+        for action in actions:
             self._ledger.submit(action, now_s)
+        self._planner.ordered(actions, now_s)
         self._advance(now_s)
 
     def copied(self, number: int, blocks: int, now_s: float) -> None:

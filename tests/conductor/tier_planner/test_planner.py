@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from msgspec.structs import replace
 from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
 from conductor.action_ledger import ActionLedger, ActionState
 from conductor.actions import ActionKind, Place, TierAction
-from conductor.costs import Speed
+from conductor.costs import PoolLink, Speed
+from conductor.costs.tables import POOL_BUSY_UNTIL_S
 from conductor.placement import PlacementRequest, Usage
 from conductor.prefix_lookup import IndexLookup
 from conductor.scheduler import Scheduler
@@ -29,10 +31,21 @@ HOST_BLOCKS = 100
 class Planned:
     """Two mixed instances with a host tier each and a slow pool; the test plays the engines and their events."""
 
-    def __init__(self, *kinds: ActionKind, host_blocks: int = HOST_BLOCKS, pool: bool = True) -> None:
+    def __init__(
+        self,
+        *kinds: ActionKind,
+        host_blocks: int = HOST_BLOCKS,
+        pool: bool = True,
+        pool_links: Sequence[PoolLink] = (),
+    ) -> None:
         index = CacheIndex()
         pools = [SharedPool(POOL, Tier.REMOTE)] if pool else []
-        self.scheduler: Scheduler = make_scheduler("mm", lookup=IndexLookup(index, pools=pools), index=index)
+        self.scheduler: Scheduler = make_scheduler(
+            "mm",
+            lookup=IndexLookup(index, pools=pools),
+            index=index,
+            pool_links=pool_links,
+        )
         self.index = index
         sites = [
             Site(Place(Holder(name), Tier.HOST), host_blocks * BLOCK, frozenset({name}))
@@ -111,6 +124,41 @@ def test_a_conversation_that_comes_back_is_brought_from_the_pool_before_it_does(
     assert (action.start, action.stop) == (0, 580)
     assert action.benefit_s > action.cost_s > 0.0
     assert "next turn" in action.reason
+
+
+def test_what_is_on_its_way_from_a_pool_holds_loads_up() -> None:
+    link = PoolLink(Tier.REMOTE, 2e9)
+    planned = Planned(ActionKind.PREFETCH, host_blocks=100_000, pool_links=[link])
+    now_s = learned_returns(planned)
+    asked = turn(320 * 29, 100)
+    name = planned.serve(asked, now_s)
+    planned.planner.plan(now_s)
+    planned.drop(asked, name)
+    while not (actions := planned.planner.plan(now_s)):
+        now_s += 1.0
+    pools = planned.scheduler.cluster.tables.pools
+    assert pools[0, POOL_BUSY_UNTIL_S] <= now_s
+    planned.planner.ordered(actions, now_s)
+    carried_bytes = sum(each.kv_bytes for each in actions)
+    assert carried_bytes > 1e9
+    assert pools[0, POOL_BUSY_UNTIL_S] - now_s == pytest.approx(carried_bytes / 2e9, rel=1e-3)
+
+
+def test_nothing_is_prefetched_over_the_link_of_a_pool_that_requests_need() -> None:
+    planned = Planned(ActionKind.PREFETCH, host_blocks=100_000)
+    now_s = learned_returns(planned)
+    asked = turn(320 * 29, 100)
+    name = planned.serve(asked, now_s)
+    planned.planner.plan(now_s)
+    planned.drop(asked, name)
+    others = [turn(16_000, seed) for seed in range(60)]
+    for each in others:  # a minute of the link, and more
+        planned.index.store(POOL, Tier.REMOTE, NAMESPACE, sequence_hashes(each.tokens, BLOCK))
+        plan = planned.scheduler.place(each, now_s).plan
+        assert [part.tier for part in plan.segments] == [Tier.REMOTE]
+    actions = [a for step in range(1, 10) for a in planned.planner.plan(now_s + step)]
+    mine = [a for a in actions if a.prefix is not None and len(a.prefix.hashes) == len(asked.tokens) // BLOCK]
+    assert mine == []
 
 
 def test_what_is_at_hand_or_nowhere_is_not_prefetched() -> None:
