@@ -159,7 +159,7 @@ class TierPlanner:
                     if end.tier in POOL_TIERS:
                         tokens = (each.stop - each.start) * self._block_tokens
                         seconds = self._outlook.sites.transfer_s(each.source, each.target, tokens)
-                        self._demand.take(end.holder, seconds, now_s)
+                        self._demand.copy(end.holder, seconds, now_s)
 
     def learn(self, now_s: float) -> None:
         """Read the notes, as every plan does first."""
@@ -246,7 +246,7 @@ class TierPlanner:
                 source = Place(part.holder, part.tier) if pool is None else pool.place
                 seconds = sites.transfer_s(source, target, part.stop - part.start)
                 if seconds < float("inf"):
-                    self._demand.take(source.holder, seconds, placed_s)
+                    self._demand.load(source.holder, seconds, placed_s)
 
     def ordered(self, actions: Iterable[TierAction], now_s: float) -> None:
         """Actions of a plan are on their way. Not from the thread that plans: placements see them from now on."""
