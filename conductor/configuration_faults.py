@@ -22,13 +22,14 @@ def explain_each(error: ValidationError, model: type[BaseModel]) -> list[tuple[t
     """As `explain`, each problem with the place of its key."""
     found = []
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+        key = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            text = f"unknown key {key!r}{_suggestion(problem['loc'], model)}"
+            text = f"unknown key {key!r}{suggestion(problem['loc'], model)}"
         elif problem["type"] == "missing":
             text = f"{key!r} is required"
         else:
-            text = f"{key!r}: {problem['msg'].removeprefix('Value error, ')}"
+            message = problem["msg"].removeprefix("Value error, ")
+            text = f"{key!r}: {message}" if key else message
         found.append((problem["loc"], text))
     return found
 
@@ -40,7 +41,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
-def _suggestion(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+def suggestion(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """For an unknown key: the one that may be meant, or all that are known beside it."""
     section: type[BaseModel] = model
     for part in location[:-1]:
         field = section.model_fields.get(str(part))

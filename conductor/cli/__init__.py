@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import Annotated, Any
 
@@ -68,7 +69,18 @@ def _make_app(commands: list[str]) -> typer.Typer:
             made.add_typer(body, name=command)
         else:
             made.command(command)(body)
+    _let_help_flow(made)
     return made
+
+
+def _let_help_flow(commands: typer.Typer) -> None:
+    """Paragraphs of help as wide as the terminal: Typer keeps the line ends of docstrings."""
+    for command in commands.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _let_help_flow(group.typer_instance)
 
 
 def __getattr__(name: str) -> Any:

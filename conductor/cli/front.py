@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from conductor.configuration_faults import ConfigError
+
+_OF_PORTS: Final = (errno.EADDRINUSE, errno.EACCES)
 
 
 class Front(Protocol):
@@ -46,6 +49,5 @@ class Front(Protocol):
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot listen on {host}:{port} ({error.strerror or error}); choose another port with --port"
-    )
+    reason, flag = error.strerror or error, "port with --port" if error.errno in _OF_PORTS else "--host"
+    return ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another {flag}")

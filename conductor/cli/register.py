@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from typing import Annotated, Any, Final
 from urllib.parse import quote
 
@@ -79,6 +80,9 @@ def register(
     conductor register vllm-0 http://10.0.0.7:8000 --url http://conductor --role prefill
     """
     configure_logs(log_level, "auto")
+    for url in conductors:
+        if not re.fullmatch(r"https?://[^\s]+", url):
+            raise ConfigError(f"--url {url!r} must look like http://host:port or https://host:port")
     body = _body(instance_id, engine_url, role, fields)
     asyncio.run(_keep_registered(instance_id, body, conductors, ttl_s, drain_s, token))
 

@@ -108,11 +108,11 @@ def serve(
 
     Examples:
 
-      conductor serve --emulate 2p2d            two prefill and two decode engines, emulated
+      conductor serve --emulate 2p2d           two prefill, two decode engines
 
-      conductor serve --config cluster.yaml     real vLLM engines
+      conductor serve --config cluster.yaml    real vLLM engines
 
-      conductor serve -c cluster.yaml --workers 4    four router processes on the port, one scheduler
+      conductor serve -c cluster.yaml --workers 4    four router processes
 
     GET /health answers 200 once requests can be served. Ctrl-C finishes the streams under way and stops
     everything that was started.

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
+from conductor.configuration_faults import suggestion
+
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -25,6 +27,8 @@ def parsed(kind: type[Body], body: bytes) -> Body:
 def _problem(kind: type[BaseModel], loc: tuple[int | str, ...], found: Any) -> dict[str, Any]:
     """What is wrong between fields is said of one of them, whose name begins the message."""
     message = found["msg"].removeprefix("Value error, ")
+    if found["type"] == "extra_forbidden":
+        message = f"is unknown{suggestion(loc, kind)}"
     field, colon, rest = message.partition(": ")
     if not loc and colon and field in kind.model_fields:
         loc, message = (field,), rest

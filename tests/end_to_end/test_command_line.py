@@ -70,6 +70,18 @@ def test_every_command_explains_itself(run: Callable[..., Ended], command: str) 
     assert "Usage" in helped.stdout
 
 
+def test_paragraphs_of_help_are_as_wide_as_the_terminal(
+    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "\n scheduler is the one that serves real traffic, and policies are compared on" in (
+        run("replay", "--help").stdout
+    )
+    assert "sizes, and at best at each size (Belady's MIN, which" in " ".join(
+        run("trace", "stats", "--help").stdout.split()
+    )
+
+
 def test_the_version_is_printed() -> None:
     assert _run("--version").stdout.startswith("conductor 0.")
 
@@ -82,6 +94,9 @@ def test_the_version_is_printed() -> None:
         (["serve", "--emulate", "1", "--policy", "best"], "unknown policy 'best'"),
         (["serve", "--config", "/nonexistent.yaml"], "cannot read the configuration file /nonexistent.yaml"),
         (["replay", "/nonexistent.jsonl", "--cluster", "2"], "cannot read the trace"),
+        (["serve", "--emulate", "1", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
+        (["serve", "--emulate", "1", "--host", "192.0.2.1"], "choose another --host"),
+        (["register", "e", "http://x:1", "--url", "x:2"], "--url 'x:2' must look like http://host:port"),
         (["replay", "trace.jsonl"], "One of: conductor replay TRACE --cluster 4p4d"),
         (
             ["replay", "t", "--cluster", "4p"],
