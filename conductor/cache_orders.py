@@ -118,12 +118,17 @@ class CacheOrders:
 
     def _owner(self, order: CacheOrder) -> InstanceState:
         """An instance that serves the model: the target or the source if they do."""
-        model = self._aliases.get(order.model, order.model)
         named = [place.holder.instance_id for place in (order.target, order.source) if place is not None]
-        serving = [each for each in self._cluster if each.serves(model)]
-        if not serving:
-            raise UnservedModelError(f"no instance serves {order.model!r}; GET /v1/models lists the models")
+        serving = self.check_served(order.model)
         return next((each for name in named for each in serving if each.instance_id == name), serving[0])
+
+    def check_served(self, model: str) -> list[InstanceState]:
+        """Those that serve it; ``model`` may be an alias. Raises UnservedModelError when nobody does."""
+        name = self._aliases.get(model, model)
+        serving = [each for each in self._cluster if each.serves(name)]
+        if not serving:
+            raise UnservedModelError(f"no instance serves {model!r}; GET /v1/models lists the models")
+        return serving
 
     def _prefix(self, order: CacheOrder, owner: InstanceState) -> Prefix | None:
         if order.tokens is None:

@@ -236,6 +236,12 @@ class Decider:
             raise self._why_no_roster(model)
         return roster
 
+    def check_served(self, model: str) -> None:
+        """Raises UnknownModelError, or NoInstanceError while no instance is up; ``model`` may be an alias."""
+        name = self.aliases.get(model, model)
+        if not any(instance.serves(name) for instance in self._cluster):
+            raise self._why_no_roster(name)
+
     def _why_no_roster(self, model: str) -> PlacementError:
         """What is served is known of instances once they are up: before that, no model is unknown."""
         served = [card.model for card in self.models()]

@@ -207,6 +207,10 @@ class Scheduler:
         """The models that can be asked for, aliases included."""
         return self._decider.models()
 
+    def check_served(self, model: str) -> None:
+        """Raises UnknownModelError, or NoInstanceError while no instance is up; ``model`` may be an alias."""
+        self._decider.check_served(model)
+
     def why_not_ready(self, now_s: float) -> str | None:
         """None when a request could be placed now, else the reason in words."""
         up = [i for i in self.cluster if i.facts is not None and i.is_candidate(now_s)]

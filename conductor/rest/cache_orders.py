@@ -126,6 +126,7 @@ def make_cache_order_routes(orders: CacheOrders, cluster: Cluster, tokenize: Tok
     async def taken(kind: ActionKind, order: TargetOrder) -> Response:
         source = getattr(order, "source", None)
         try:
+            orders.check_served(order.model)  # of another model no tokenizer could tell why it fails
             record = orders.submit(
                 CacheOrder(
                     kind=kind,

@@ -120,6 +120,10 @@ def make_placement_routes(
         """Decides and reserves the load there. Report progress with `POST /v1/placements/{id}/progress`; a
         placement of which nothing is heard for `expires_in_s` is released."""
         query = parsed(PlacementQuery, await request.body())
+        try:
+            scheduler.check_served(query.model)  # of another model no tokenizer could tell why it fails
+        except PlacementError as error:
+            raise _refused(error) from None
         asked = placement_request(query, await _tokenized(query, tokenize))
         _check_block_size(scheduler, asked)
         now_s = clock()

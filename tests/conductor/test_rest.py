@@ -168,12 +168,14 @@ def test_prompts_come_as_text_messages_tokens_or_hashes(api: TestClient, schedul
 
 BAD_QUESTIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "gpt-5", "token_ids": [1]}, 404, "served: llama"),
+    ({"model": "gpt-5", "text": "hello"}, 404, "served: llama"),
     ({"model": "llama", "token_ids": []}, 422, "token_ids"),
     ({"model": "llama", "token_ids": [-1]}, 422, "greater than or equal to 0"),
     ({"model": "llama"}, 422, "text, messages, token_ids or hashes (given: none)"),
     ({"model": "llama", "token_ids": [1], "text": "a"}, 422, "given: text and token_ids"),
-    ({"model": "llama", "token_ids": [1], "modle": "x"}, 422, "modle"),
-    ({"model": "llama", "token_ids": [1], "objectives": {"ttft": 1}}, 422, "objectives"),
+    ({"model": "llama", "token_ids": [1], "tenannt": "x"}, 422, "is unknown; did you mean 'tenant'?"),
+    ({"model": "llama", "token_ids": [1], "zzz": "x"}, 422, "is unknown; known keys here: model, text"),
+    ({"model": "llama", "token_ids": [1], "objectives": {"ttft": 1}}, 422, "did you mean 'ttft_s'?"),
     ({"model": "llama", "token_ids": [1], "objectives": {"ttft_s": 0}}, 422, "greater than 0"),
     ({"model": "llama", "hashes": [1]}, 422, '["body","block_size"],"msg":"is required with hashes'),
     ({"model": "llama", "hashes": [1], "block_size": 16}, 422, '["body","prompt_tokens"],"msg":"is required'),

@@ -162,6 +162,12 @@ def test_prompts_as_text_and_messages(api: Api) -> None:
     assert api.order("pin", token_ids=None, messages=messages).stop_block == 3
 
 
+def test_a_model_that_nobody_serves_is_not_found(api: Api) -> None:
+    for prompt in ({"text": "x"}, {"messages": [{"role": "user", "content": "x"}]}, {}):
+        found = api.order("pin", 404, model="none", **({"token_ids": None} if prompt else {}), **prompt)
+        assert "no instance serves 'none'" in str(found)
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
