@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core import event
 from numba.core.types import unliteral
 
 from cache_index.kernel_cache import cache_directory, cached_njit, digest_of
@@ -52,6 +53,24 @@ class KernelSet:
             if not dispatcher.signatures:
                 dispatcher.compile(signature)
                 dispatcher.disable_compile()
+
+
+class _FirstCompilation(event.Listener):
+    def __init__(self, tell: Callable[[], object]) -> None:
+        self._tell: Callable[[], object] | None = tell
+
+    def on_start(self, started: object) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
+
+    def on_end(self, ended: object) -> None:
+        pass
+
+
+def on_first_compilation(tell: Callable[[], object]) -> None:
+    """Call ``tell``, once, before a kernel is compiled in this process because it is in no cache."""
+    event.register("numba:compile", _FirstCompilation(tell))  # type: ignore[no-untyped-call]
 
 
 def entry_point(kernel: Any) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
+import structlog
 import typer
 import uvicorn
 import uvloop
@@ -27,7 +28,7 @@ from conductor.cli.front import cannot_listen
 from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
-from conductor.cli.start_up import without_collections
+from conductor.cli.start_up import announce_compilation, without_collections
 from conductor.cli.stop_signals import on_stop_signal
 from conductor.config import Config, load_config
 from conductor.index_metrics import IndexCollector, RegistrationCollector
@@ -68,6 +69,7 @@ def index(
     config = load_config(config_file, {name: value for name, value in flags.items() if value})
     configure_logs(config.log.level, config.log.format)
     raise_file_limit()
+    announce_compilation(structlog.get_logger(__name__).info)
     uvloop.run(_serve(config))
 
 

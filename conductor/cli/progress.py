@@ -37,8 +37,9 @@ def progress_bar(console: Console, unit: str, *, transient: bool = True) -> Prog
         TextColumn("{task.fields[note]}"),
         _Rate(unit),
         TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("elapsed,"),
         TimeRemainingColumn(),
+        TextColumn("left"),
         console=console,
         transient=transient,
     )

@@ -32,7 +32,8 @@ def result_table(title: str, summaries: Mapping[str, Mapping[str, Any]], *, of: 
     """
     every = list(summaries.values())
     limits = every[0]["bounds"] if all(each["bounds"] == every[0]["bounds"] for each in every) else None
-    caption = "bound: what no scheduler can exceed" if limits else None
+    caption = "TTFT and TBT in ms; TBT: the longest tenth of a request's gaps"
+    caption += "\nbound: what no scheduler can exceed" if limits else ""
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
     table.add_column(of, no_wrap=True)
     for heading, _, _ in _COLUMNS:

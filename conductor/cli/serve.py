@@ -46,6 +46,7 @@ from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_desk import open_router_desk
 from conductor.cli.router_services import make_services, tokenizer_folders
 from conductor.cli.shared_services import join_shared_state
+from conductor.cli.start_up import announce_compilation
 from conductor.cli.stop_signals import on_stop_signal
 from conductor.cli.tier_services import make_planning, make_runner, start_runner
 from conductor.cli.tokenization import PlacementTokens
@@ -132,6 +133,7 @@ def serve(
         )
     configure_logs(config.log.level, config.log.format)
     raise_file_limit()
+    announce_compilation(_log.info)
     rehearse()
     if config.tier_planner.enabled:
         rehearse_reuse()

@@ -13,6 +13,7 @@ from conductor.cli.json_output import write_json
 from conductor.cli.kept_runs import keep_runs
 from conductor.cli.progress import progress_bar
 from conductor.cli.result_table import result_table
+from conductor.cli.start_up import announce_compilation
 from conductor.cli.trace_options import fail
 from conductor.policies import POLICIES
 from simulator.bounds import Bounds, bounds
@@ -67,6 +68,7 @@ def read_policies(console: Console, names: str | None, default: str) -> list[str
 
 def replay_simulated(console: Console, plan: SimulationPlan, outputs: SimulationOutputs) -> None:
     """Simulate, and write what was asked for; exit code 130 when interrupted, 2 when the cluster cannot be."""
+    announce_compilation()
     try:
         simulated = _simulate(console, plan)
         limits = _bounds(console, plan) if plan.with_bounds else None

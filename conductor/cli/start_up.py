@@ -1,9 +1,10 @@
-"""Starting a process quickly."""
+"""Starting a process quickly, and saying so where it cannot be quick."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -17,3 +18,14 @@ def without_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def announce_compilation(say: Callable[[str], object] = lambda text: print(text, file=sys.stderr)) -> None:
+    """Said once, when it begins: the first start on a machine, and the first simulation, take most of a minute."""
+    from cache_index.kernel_set import on_first_compilation  # not loaded by processes that compile nothing
+
+    on_first_compilation(
+        lambda: say(
+            "compiling kernels: most of a minute, once on this machine (`conductor warm` does it beforehand)"
+        )
+    )

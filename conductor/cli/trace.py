@@ -26,7 +26,9 @@ from conductor.cli.trace_options import (
     Seed,
     Speed,
     ToS,
+    cannot_read,
     fail,
+    trace_path,
     warn_on,
 )
 from simulator.workloads import (
@@ -60,7 +62,7 @@ trace = typer.Typer(
     no_args_is_help=True,
 )
 
-_File = Annotated[Path, typer.Argument(help="The trace.", show_default=False)]
+_File = Annotated[Path, typer.Argument(help="The trace; - reads it from stdin.", show_default=False)]
 
 
 @trace.command()
@@ -147,7 +149,9 @@ def generate_trace(
         ),
     ],
     requests: Annotated[int, typer.Option(min=1, help="How many.")] = 1000,
-    rate: Annotated[float, typer.Option(min=1e-6, help="Requests a second, over the whole trace.")] = 1.0,
+    rate: Annotated[
+        float, typer.Option(min=1e-6, max=1e6, help="Requests a second, over the whole trace.")
+    ] = 1.0,
     seed: Seed = 0,
 ) -> None:
     """Write a synthetic trace as Mooncake JSONL, with session_id and delay, to stdout.
@@ -156,7 +160,7 @@ def generate_trace(
     they take: where the longest session lasts longer than REQUESTS / RATE seconds, the rate becomes lower, and
     a line on stderr says so.
 
-    Example: conductor trace generate coding --requests 2000 --rate 2 --seed 1 > coding.jsonl
+    Example: conductor trace generate coding --requests 3000 --rate 2 --seed 1 > coding.jsonl
     """
     console = Console(stderr=True)
     if kind not in WORKLOAD_KINDS:
@@ -184,12 +188,13 @@ def _read(
     if speed is not None and rate is not None:
         fail(console, "--speed and --rate both scale time: give one of them")
     try:
-        chosen = trace_format or detect_format(file)
-        records = list(select(read_trace(file, warn_on(console), chosen), selection))
+        with trace_path(str(file)) as path:
+            chosen = trace_format or detect_format(path)
+            records = list(select(read_trace(path, warn_on(console), chosen), selection))
     except (TraceError, OSError) as error:
-        fail(console, f"cannot read the trace: {error}")
+        fail(console, cannot_read(error))
     if not records:
-        fail(console, f"no request of {file} is left: loosen the filters")
+        fail(console, f"{file} has no request, or none is left: loosen the filters")
     if speed is not None:
         records = list(faster(records, speed))
     if rate is not None:
@@ -222,7 +227,10 @@ def _as_json(file: Path, trace_format: TraceFormat, profile: TraceProfile) -> di
 
 def _print(console: Console, file: Path, trace_format: TraceFormat, profile: TraceProfile) -> None:
     arrivals = profile.arrivals
-    console.print(f"{file.name}: {profile.requests:,} requests, {trace_format.value}", highlight=False)
+    console.print(
+        f"{'stdin' if str(file) == '-' else file.name}: {profile.requests:,} requests, {trace_format.value}",
+        highlight=False,
+    )
     if arrivals.span_s:
         console.print(
             f"{arrivals.requests_per_s:.2f} requests/s over {arrivals.span_s:,.0f} s, {arrivals.busiest_minute:,} "

@@ -26,11 +26,13 @@ MinInput = Annotated[int, typer.Option(min=0, help="Leave out shorter prompts (t
 MaxInput = Annotated[int | None, typer.Option(min=1, help="Leave out longer prompts (tokens).")]
 MinOutput = Annotated[int, typer.Option(min=0, help="Leave out shorter answers (tokens).")]
 MaxOutput = Annotated[int | None, typer.Option(min=0, help="Leave out longer answers (tokens).")]
-Speed = Annotated[float | None, typer.Option(min=1e-6, help="Divide all times by this.")]
+Speed = Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="Divide all times by this.")]
 Rate = Annotated[
     float | None,
     typer.Option(
-        min=1e-6, help="Scale times to this many requests a second; ShareGPT gets Poisson arrivals."
+        min=1e-6,
+        max=1e6,
+        help="Scale times to this many requests a second; ShareGPT gets Poisson arrivals.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything drawn; equal seeds give equal traces.")]
@@ -64,9 +66,16 @@ def trace_path(trace: str) -> Iterator[Path]:
         yield path
 
 
+def cannot_read(error: TraceError | OSError) -> str:
+    """In words, without the number that the system has for it."""
+    if isinstance(error, OSError):
+        return f"cannot read the trace {error.filename or ''}: {error.strerror}"
+    return f"cannot read the trace: {error}"
+
+
 def read_or_fail(console: Console, workload: Workload) -> list[TraceRecord]:
     """Its requests in order of arrival; exit code 2 with the reason when they cannot be read."""
     try:
         return read_records(workload, warn_on(console))
     except (TraceError, OSError) as error:
-        fail(console, f"cannot read the trace: {error}")
+        fail(console, cannot_read(error))

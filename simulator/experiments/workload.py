@@ -93,7 +93,7 @@ def read_records(workload: Workload, warn: Callable[[str], None] = lambda text: 
         read = read_trace(workload.source, warn, workload.trace_format)
     records = sorted(select(read, workload.selection), key=lambda record: record.arrival_s)
     if not records:
-        raise TraceError(f"no request of {workload.source} is left: loosen the filters")
+        raise TraceError(f"{workload.source} has no request, or none is left: loosen the filters")
     if workload.output_tokens is not None:
         records = [replace(record, output_tokens=workload.output_tokens) for record in records]
     return records

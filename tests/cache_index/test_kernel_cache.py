@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 from numba.core import config
+from numba.core.types import int64
 
 from cache_index import KernelError, kernels, self_check, warm, wire_kernels
 from cache_index.kernel_cache import cache_directory
-from cache_index.kernel_set import KernelSet, SourcesChangedError
+from cache_index.kernel_set import KernelSet, SourcesChangedError, on_first_compilation
 from cache_index.kernels import compilation
 from cache_index.wire_kernels import compilation as wire_compilation
 
@@ -35,6 +37,23 @@ def test_kernels_are_kept_apart_by_all_their_source() -> None:
     assert cache_directory(*compilation.SOURCES) == kernels.CACHE_DIRECTORY
     assert cache_directory(*wire_compilation.SOURCES) == wire_kernels.CACHE_DIRECTORY
     assert kernels.CACHE_DIRECTORY != wire_kernels.CACHE_DIRECTORY
+
+
+def test_a_compilation_is_told_of_and_what_the_cache_has_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "doubling.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told: list[str] = []
+    for start in ("first", "second"):
+        on_first_compilation(lambda start=start: told.append(start))  # type: ignore[misc]
+        module = importlib.reload(importlib.import_module("doubling"))
+        kernels_of_source = KernelSet(tmp_path / "doubling.py")
+        double = kernels_of_source.kernel(int64)(module.double)
+        kernels_of_source.compile_all()
+        assert double(21) == 42
+    assert told == ["first"]
 
 
 def test_sources_replaced_while_they_are_loaded_are_an_error(

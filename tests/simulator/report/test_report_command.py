@@ -51,6 +51,18 @@ def test_more_runs_than_fit_are_rows(files: list[Path]) -> None:
     assert invoke(report, *files, columns=120).stdout.count("Time to first token") == 1
 
 
+def test_a_folder_stands_for_its_run_files(files: list[Path], tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "0.trace.json.gz", "wb") as beside:
+        beside.write(b"{}")
+    whole = invoke(report, tmp_path, columns=120)
+    assert whole.exit_code == 0, whole.output
+    assert whole.stdout == invoke(report, *sorted(tmp_path.iterdir()), columns=120).stdout
+    assert whole.stdout == invoke(report, *files, columns=120).stdout
+    (tmp_path / "none").mkdir()
+    nothing = invoke(report, tmp_path / "none")
+    assert (nothing.exit_code, "there is no run file in" in nothing.stderr) == (2, True)
+
+
 def test_mistakes_are_explained(files: list[Path], tmp_path: Path) -> None:
     result = invoke(report, tmp_path / "none.json")
     assert (result.exit_code, "No such file" in " ".join(result.stderr.split())) == (2, True)

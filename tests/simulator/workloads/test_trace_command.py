@@ -48,6 +48,23 @@ def test_a_rate_that_sessions_are_too_long_for_is_said(tmp_path: Path) -> None:
     assert run("generate", "api", "--requests", 50, "--rate", 5).stderr == ""
 
 
+def test_a_trace_comes_through_a_pipe(tmp_path: Path) -> None:
+    path = generated(tmp_path, "api", "--requests", 40)
+    for command in ("stats", "convert"):
+        piped = CliRunner().invoke(app, ["trace", command, "-"], input=path.read_bytes())
+        assert piped.exit_code == 0, piped.output
+    assert piped.stdout_bytes.count(b"\n") == 40
+    empty = CliRunner().invoke(app, ["trace", "stats", "-"], input=b"")
+    assert (empty.exit_code, "stdin is empty" in empty.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("option", ["--rate", "--speed"])
+def test_times_are_scaled_by_finite_numbers(tmp_path: Path, option: str) -> None:
+    path = generated(tmp_path, "api", "--requests", 40)
+    assert "less than or equal to 1000000" in run("convert", path, option, "inf").stderr
+    assert "less than or equal to 1000000" in run("generate", "api", "--rate", "inf").stderr
+
+
 def test_statistics_in_json(tmp_path: Path) -> None:
     path = generated(tmp_path, "coding", "--requests", 400, "--rate", 1)
     result = run("stats", path, "--json", "--capacity", 2000, "--capacity", 500)
