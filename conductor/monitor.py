@@ -30,6 +30,7 @@ _log = structlog.get_logger(__name__)
 _AT_ONCE: Final = (
     256  # probes: those of a thousand instances would wait for each other until all are too late
 )
+_STARTED_WITHIN: Final = 5  # probes: engines that are started at the same time need some
 _GOLDEN_RATIO: Final = 0.618034
 
 
@@ -122,6 +123,8 @@ class ClusterMonitor:
                 failures = 0
             except ProbeError as error:
                 failures += 1
+                if failures == _STARTED_WITHIN and instance.facts is None:
+                    _log.warning("instance has not come up", instance=instance.instance_id, reason=str(error))
                 if isinstance(error, UnreachableError) or failures >= self._unhealthy_after:
                     self._mark_down(instance, str(error))
             except Exception:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
+
+import structlog
+
+_log = structlog.get_logger(__name__)
 
 
 def on_stop_signal(stop: Callable[[], object]) -> None:
     """Call ``stop`` in the running loop on Ctrl-C, on SIGTERM, and when the terminal is closed (SIGHUP).
 
-    SIGHUP stays ignored where it is, as under nohup; a service with certificates takes it to read them again.
+    SIGHUP stays ignored where it is, as under nohup. Without a terminal it was sent to have something read again:
+    a service with certificates does so, others say that they have nothing to read.
     """
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        loop.add_signal_handler(signal.SIGHUP, stop)
+        loop.add_signal_handler(signal.SIGHUP, stop if _has_terminal() else _say_that_nothing_is_read)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open(os.ctermid(), os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _say_that_nothing_is_read() -> None:
+    _log.warning(
+        "SIGHUP has no effect: there is no certificate to read again, and the configuration is read at the start",
+        remedy="restart to read it; instances change without one (discovery.file, PUT /v1/instances/{id})",
+    )

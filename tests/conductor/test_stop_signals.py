@@ -2,14 +2,51 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from conductor.cli.stop_signals import on_stop_signal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+SERVICE = """
+import asyncio, os, sys
+from conductor.cli.stop_signals import on_stop_signal
+
+async def main():
+    stop = asyncio.Event()
+    on_stop_signal(stop.set)
+    print("started", flush=True)
+    await asyncio.wait_for(stop.wait(), 60)
+    print("stopped", flush=True)
+
+for terminal in sys.argv[1:]:
+    os.open(terminal, os.O_RDWR)
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def service(*terminal: str) -> Iterator[subprocess.Popen[str]]:
+    """A session of its own, with a controlling terminal where one is given."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVICE, *terminal],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        yield process
+        process.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -20,15 +57,32 @@ def _as_before() -> Iterator[None]:
         signal.signal(signum, handler)
 
 
-@pytest.mark.parametrize("signum", SIGNALS)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_asks_to_stop(signum: signal.Signals) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     stop = asyncio.Event()
     on_stop_signal(stop.set)
     os.kill(os.getpid(), signum)
     await asyncio.wait_for(stop.wait(), 20)
     for each in SIGNALS:
         asyncio.get_running_loop().remove_signal_handler(each)
+
+
+def test_a_closed_terminal_asks_to_stop() -> None:
+    ours, theirs = pty.openpty()
+    with service(os.ttyname(theirs)) as process:
+        os.close(theirs)
+        os.close(ours)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stopped\n"
+
+
+def test_without_a_terminal_sighup_asks_for_nothing_that_can_be_done() -> None:
+    with service() as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGHUP)
+        assert "SIGHUP has no effect" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopped\n"
 
 
 async def test_a_closed_terminal_is_ignored_where_the_caller_said_so() -> None:

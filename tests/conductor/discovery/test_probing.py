@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from cache_index import (
     CacheIndex,
@@ -452,6 +453,28 @@ async def test_an_engine_comes_up_goes_and_comes_back_with_its_stream_read_anew(
     await _until(lambda: instance.health is Health.UP)
     resync = ("resync", Holder("a", 0))  # on the way down and on the way up
     assert events.calls == [("add", Holder("a", 0)), resync, resync]
+
+
+async def test_an_engine_that_does_not_come_up_is_told_of_once(engine: FakeEngine) -> None:
+    await engine.stop()
+    cluster = Cluster()
+    cluster.add(_instance(engine.url))
+    scheduler = Scheduler(cluster, CacheIndex(), make_policy("slo"), Objectives(), SuspensionPolicy())
+    monitor = ClusterMonitor(
+        scheduler, RecordingEvents(), time.monotonic, interval_s=0.01, timeout_s=1.0, unhealthy_after=2
+    )
+    with capture_logs() as logs:
+        monitor.start()
+        await _until(lambda: bool(logs))
+        await asyncio.sleep(0.1)
+        await engine.start()
+        await _until(lambda: cluster["a"].health is Health.UP)
+    await monitor.close()
+    assert [(line["event"], line["instance"]) for line in logs] == [
+        ("instance has not come up", "a"),
+        ("instance is up", "a"),
+    ]
+    assert "cannot connect" in logs[0]["reason"]
 
 
 async def test_a_load_feed_is_followed(engine: FakeEngine) -> None:
