@@ -25,7 +25,7 @@ _READING = (ActionKind.MOVE, ActionKind.REPLICATE, ActionKind.PREFETCH)
 
 
 class OrderError(Exception):
-    """An order that cannot be taken; ``field`` is what to change."""
+    """An order that cannot be taken; ``field`` is what to change: ``prompt`` is whatever it was given as."""
 
     def __init__(self, field: str, detail: str) -> None:
         super().__init__(detail)
@@ -147,12 +147,14 @@ class CacheOrders:
         stop = blocks if order.stop is None else order.stop
         if stop > blocks:
             raise OrderError("stop_block", f"the prompt has {blocks} whole blocks; {stop} is beyond them")
-        if order.start >= stop:
+        if blocks == 0:
+            size = prefix.namespace.block_size
+            assert order.tokens is not None
             raise OrderError(
-                "start_block" if order.start else "token_ids",
-                f"blocks {order.start} to {stop} of the prompt are none; "
-                f"a block is {prefix.namespace.block_size} tokens",
+                "prompt", f"the prompt has {len(order.tokens)} tokens, which is less than one block of {size}"
             )
+        if order.start >= stop:
+            raise OrderError("start_block", f"blocks {order.start} to {stop} of the prompt are none")
         return order.start, stop
 
     def _places(

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from conductor.placement import ModelCard
 from router.api_keys import KeyRing
+from router.body_limit import BodyLimit
 from router.errors import error_document
 from router.inference import PATHS, Endpoint
 from router.key_check import KeyCheck
@@ -70,6 +71,7 @@ def create_app(
     """
     app = FastAPI(title=title, version=version)
     keys = services.keys if keys is None else keys
+    app.add_middleware(BodyLimit, max_body_bytes=services.settings.max_body_bytes)
     if keys is not None:
         app.add_middleware(KeyCheck, keys=keys, open_models=services.keys is None)
     if services.cors is not None:  # around the check of keys: browsers ask first without one
@@ -188,6 +190,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow") or "another method"
         message = f"{request.method} is not allowed on {request.url.path}; use {allowed}."
         code = "method_not_allowed"
+    elif status == 413:
+        code = "request_too_large"
     kind = "invalid_request_error" if status < 500 else "server_error"
     return _error(status, message, kind=kind, code=code, headers=dict(error.headers or {}))
 

@@ -56,7 +56,7 @@ def internal_error() -> RequestError:
 def too_long(limit_bytes: int) -> RequestError:
     message = (
         f"The request body exceeds {limit_bytes} bytes. Send a shorter one, or raise 'server.max_body_bytes' "
-        "in the front door's configuration."
+        "in the configuration."
     )
     return RequestError(413, message, code="request_too_large")
 

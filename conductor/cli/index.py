@@ -35,6 +35,7 @@ from conductor.index_metrics import IndexCollector, RegistrationCollector
 from conductor.index_registrations import RegistrationBook
 from conductor.index_snapshots import IndexSnapshots
 from conductor.indexer import IndexerService, make_indexer_router
+from router.body_limit import BodyLimit
 from router.key_check import KeyCheck
 from router.server import PlainServer, listen
 
@@ -87,6 +88,7 @@ async def _serve(config: Config) -> None:
             book = RegistrationBook(state.store)
             service = IndexerService(feeds.index, feeds.by_kind, feeds.prompts, keep=book.save)
             app = _make_app(service, feeds, book, snapshots)
+            app.add_middleware(BodyLimit, max_body_bytes=config.server.max_body_bytes)
             if keys is not None:
                 app.add_middleware(KeyCheck, keys=keys)
         book.restore(service.register)

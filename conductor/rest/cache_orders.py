@@ -83,7 +83,7 @@ class TargetOrder(BaseModel):
 
     @model_validator(mode="after")
     def _one_prompt(self) -> TargetOrder:
-        given = [name for name in ("text", "messages", "token_ids") if getattr(self, name) is not None]
+        given = self.prompt_forms
         if len(given) > 1 or (not given and not self.prompt_optional):
             found = " and ".join(given) or "none"
             raise ValueError(f"give the prompt in one form: text, messages or token_ids (given: {found})")
@@ -92,6 +92,11 @@ class TargetOrder(BaseModel):
         if not given and (self.start_block or self.stop_block is not None):
             raise ValueError("start_block and stop_block are of a prompt; leave them out, or give one")
         return self
+
+    @property
+    def prompt_forms(self) -> list[str]:
+        """What it comes as: one, or for `clear` none."""
+        return [name for name in ("text", "messages", "token_ids") if getattr(self, name) is not None]
 
     @property
     def prompt_optional(self) -> bool:
@@ -143,7 +148,8 @@ def make_cache_order_routes(orders: CacheOrders, cluster: Cluster, tokenize: Tok
                 )
             )
         except OrderError as error:
-            raise invalid(error.field, str(error)) from None
+            field = error.field if error.field != "prompt" else order.prompt_forms[0]
+            raise invalid(field, str(error)) from None
         except UnservedModelError as error:
             raise HTTPException(404, f"model: {error}") from None
         except NotLeadingError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from fastapi import APIRouter, Request
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -93,22 +94,33 @@ async def test_no_instance_asks_to_retry(cluster: Any) -> None:
     assert response.json()["error"]["code"] == "no_instance_available"
 
 
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/rest"])
 @pytest.mark.parametrize("declared", [True, False])
-async def test_too_long_a_body_is_refused_and_the_answer_arrives(cluster: Any, declared: bool) -> None:
-    door = await cluster.door([await cluster.engine()], max_body_bytes=10_000)
+async def test_too_long_a_body_is_refused_and_the_answer_arrives(
+    cluster: Any, declared: bool, path: bytes
+) -> None:
+    rest = APIRouter()
+
+    @rest.post("/rest")
+    async def length(request: Request) -> int:
+        return len(await request.body())
+
+    door = await cluster.door([await cluster.engine()], max_body_bytes=10_000, routers=[rest])
+    assert (await door.client.post("/rest", content=b"x" * 10_000)).json() == 10_000
     connection = await door.connect()
     framing = b"content-length: 50000000" if declared else b"transfer-encoding: chunked"
-    connection.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n\r\n")
+    connection.send(b"POST " + path + b" HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n\r\n")
     piece = cluster.chunk(b"x" * 100_000)
     for _ in range(50):
         connection.send(piece)
         await asyncio.sleep(0)
-    received = await connection.reader.read()
+    received = await connection.reader.readuntil(b"}}")
     assert received.startswith(b"HTTP/1.1 413 ")
     head, _, body = received.partition(b"\r\n\r\n")
-    assert b"connection: close" in head
-    message = orjson.loads(body)["error"]["message"]
-    assert "10000 bytes" in message and "'server.max_body_bytes'" in message
+    assert (b"connection: close" in head) == (path != b"/rest")
+    error = orjson.loads(body)["error"]
+    assert "10000 bytes" in error["message"] and "'server.max_body_bytes'" in error["message"]
+    assert error["code"] == "request_too_large"
     await connection.close()
     await cluster.wait_until(lambda: door.sample("conductor_inflight_requests") == 0)
 
