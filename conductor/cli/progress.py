@@ -37,7 +37,6 @@ def progress_bar(console: Console, unit: str, *, transient: bool = True) -> Prog
         TextColumn("{task.fields[note]}"),
         _Rate(unit),
         TimeElapsedColumn(),
-        TextColumn("elapsed,"),
         TimeRemainingColumn(),
         TextColumn("left"),
         console=console,
