@@ -57,7 +57,7 @@ class TokenQuery(LookupQuery):
     token_ids: list[TokenId]
 
 
-Query = TypeVar("Query", bound=LookupQuery)
+Query = TypeVar("Query", bound=BaseModel)
 
 
 class KnownRank(Protocol):
@@ -152,9 +152,9 @@ async def parsed_prompt(request: Request) -> tuple[LookupQuery, Tokens]:
         return query, np.array(query.token_ids, np.uint32)
 
 
-def documented(kind: type[LookupQuery]) -> dict[str, Any]:
+def documented(kind: type[BaseModel]) -> dict[str, Any]:
     """What FastAPI would have found in the signature."""
-    schema = kind.model_json_schema(by_alias=False)
+    schema = kind.model_json_schema()
     return {
         "openapi_extra": {
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -242,13 +242,15 @@ def make_indexer_router(service: IndexerService) -> APIRouter:
     """The RFC's four routes, and what is registered."""
     router = APIRouter(tags=["indexer"])
 
-    @router.post("/register", summary="Follow an engine's KV events")
-    async def register(registration: Registration) -> dict[str, str]:
+    @router.post("/register", summary="Follow an engine's KV events", **documented(Registration))
+    async def register(request: Request) -> dict[str, str]:
+        registration = await parsed(request, Registration)
         service.register(registration)
         return {"status": "registered successfully", "instance_id": registration.instance_id}
 
-    @router.post("/unregister", summary="Forget an engine, or one rank of it")
-    async def unregister(removal: Removal) -> dict[str, Any]:
+    @router.post("/unregister", summary="Forget an engine, or one rank of it", **documented(Removal))
+    async def unregister(request: Request) -> dict[str, Any]:
+        removal = await parsed(request, Removal)
         removed = service.unregister(removal)
         if not removed:
             raise HTTPException(

@@ -14,6 +14,7 @@ import structlog
 from conductor.cli.engine_nursery import EngineNursery, RunningEngine
 from conductor.cluster_shape import read_cluster_shape
 from conductor.config import PORTS_OF_AN_ENGINE, EmulationConfig
+from conductor.configuration_faults import ConfigError
 from conductor.instance_config import InstanceConfig
 from conductor.placement import Role
 
@@ -41,6 +42,7 @@ class EmulatedCluster:
     def __init__(
         self, config: EmulationConfig, *, host: str = "127.0.0.1", log_level: str = "warning"
     ) -> None:
+        """Raises ConfigError where a port of theirs is taken."""
         assert config.cluster is not None
         self.host = host
         self._held_ports = contextlib.ExitStack()
@@ -118,10 +120,8 @@ def _plan(
     shape = read_cluster_shape(config.cluster or "")
     roles = [role for role, count in shape.items() for _ in range(count)]
     count = PORTS_OF_AN_ENGINE * len(roles)
-    if config.base_port:
-        ports = list(range(config.base_port, config.base_port + count))
-    else:
-        ports = [held_ports.enter_context(_held_port(host)) for _ in range(count)]
+    asked_for = range(config.base_port, config.base_port + count) if config.base_port else [0] * count
+    ports = [held_ports.enter_context(_held_port(host, port)) for port in asked_for]
     counts: dict[Role, int] = {}
     engines = []
     for i, role in enumerate(roles):
@@ -144,8 +144,9 @@ def _plan(
 
 
 @contextlib.contextmanager
-def _held_port(host: str) -> Iterator[int]:
-    """A free port that the kernel gives to nobody else; an engine may listen there, end, and come back.
+def _held_port(host: str, port: int) -> Iterator[int]:
+    """``port``, or with 0 a free one, that the kernel gives to nobody else; an engine may listen there, end, and
+    come back. Raises ConfigError where somebody listens there.
 
     A socket bound with SO_REUSEADDR that does not listen keeps no other with that option from listening there
     (Linux, `inet_csk_bind_conflict`); a port only looked up would be anybody's until the engine has begun, and
@@ -153,5 +154,10 @@ def _held_port(host: str) -> Iterator[int]:
     """
     with socket.socket() as holding:
         holding.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holding.bind((host, 0))
+        try:
+            holding.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"emulation.base_port: {host}:{port} cannot be had ({error.strerror}); choose another --base-port"
+            ) from None
         yield int(holding.getsockname()[1])

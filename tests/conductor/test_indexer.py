@@ -1,5 +1,6 @@
 """Mooncake's indexer API over real event streams."""
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -195,6 +196,17 @@ def test_bad_bodies_name_the_field(api: TestClient, path: str, body: dict, field
     answer = api.post(path, json=body)
     assert answer.status_code == 422
     assert field in answer.text
+
+
+def test_a_body_is_json_whatever_its_content_type_says(api: TestClient) -> None:
+    """`curl -d` names a form."""
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    body = {"endpoint": "tcp://127.0.0.1:1", "modelname": "m", "instance_id": "a", "block_size": 16}
+    assert api.post("/register", content=json.dumps(body), headers=form).status_code == 200
+    removed = api.post("/unregister", content=b'{"instance_id": "a"}', headers=form).json()
+    assert removed["removed_instances"] == ["a|default|0"]
+    schema = api.get("/openapi.json").json()["paths"]["/register"]["post"]["requestBody"]
+    assert "modelname" in schema["content"]["application/json"]["schema"]["properties"]
 
 
 # --- stores beside the engines -------------------------------------------------------------------------

@@ -141,6 +141,18 @@ def test_a_port_in_use_is_named() -> None:
     assert "--port" in done.stderr
 
 
+def test_a_port_in_use_that_an_emulated_engine_was_to_have_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = _run("emulate", "2", "--base-port", str(port - 1))
+    assert done.returncode == 2
+    assert f"emulation.base_port: 127.0.0.1:{port} cannot be had (Address already in use)" in done.stderr
+    assert "choose another --base-port" in done.stderr
+    assert done.stdout == ""
+
+
 def test_the_effective_configuration_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("server: {port: 9000}\n")
