@@ -146,7 +146,7 @@ def test_a_port_in_use_that_an_emulated_engine_was_to_have_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = _run("emulate", "2", "--base-port", str(port - 1))
+        done = _run("emulate", "2", "--base-port", str(port))
     assert done.returncode == 2
     assert f"emulation.base_port: 127.0.0.1:{port} cannot be had (Address already in use)" in done.stderr
     assert "choose another --base-port" in done.stderr
