@@ -36,7 +36,8 @@ class Tally:
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of these, as planned
     reusing: int = 0  # placements that plan to reuse anything
-    reported_prompt_tokens: int = 0  # of requests for which the engine told what was cached
+    finished_prompt_tokens: int = 0
+    reported_prompt_tokens: int = 0  # of these, of requests for which the engine told what was cached
     cached_tokens: int = 0
     output_tokens: int = 0
     ttft_seen: int = 0
@@ -116,8 +117,10 @@ class Outcomes:
         if usage is not None:
             output_tokens = usage.output_tokens
             tally.output_tokens += output_tokens or 0
+            prompt_tokens = usage.prompt_tokens or record.request.prompt_tokens
+            tally.finished_prompt_tokens += prompt_tokens
             if usage.cached_tokens is not None:
-                tally.reported_prompt_tokens += usage.prompt_tokens or record.request.prompt_tokens
+                tally.reported_prompt_tokens += prompt_tokens
                 tally.cached_tokens += usage.cached_tokens
         ttft_s = record.observed_ttft_s()
         if ttft_s is None:

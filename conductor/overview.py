@@ -74,6 +74,8 @@ def figures(tally: Tally, window_s: float) -> dict[str, Any]:
         **_percentiles("tbt", tally.tbt_spread),
         "token_reuse_planned": _share(tally.reused_tokens, tally.prompt_tokens),
         "token_reuse_reported": _share(tally.cached_tokens, tally.reported_prompt_tokens),
+        # Streams tell it only when asked to (`include_usage`): what is told may be of the prefill legs alone.
+        "token_reuse_reported_of": _share(tally.reported_prompt_tokens, tally.finished_prompt_tokens),
         "request_reuse": _share(tally.reusing, tally.placed),
         "disaggregated_share": _share(tally.disaggregated, tally.placed),
         "held_mean_ms": _ms(_mean(tally.held_s, tally.placed)),

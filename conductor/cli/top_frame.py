@@ -24,6 +24,7 @@ _HEALTH: Final = {
 }
 _FULL_QUEUE_MS: Final = 2_000.0
 _MOST_PROBLEMS: Final = 3
+_NEARLY_ALL: Final = 0.95
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 Row = Mapping[str, Any]
@@ -104,7 +105,9 @@ def _totals(cluster: Mapping[str, Any], actions: Mapping[str, int]) -> Table:
     )
     reuse = _percent(window["token_reuse_planned"])
     moving = ", ".join(f"{actions.get(state, 0)} {state}" for state in ("planned", "running"))
-    told = _percent(window["token_reuse_reported"])
+    told, told_of = _percent(window["token_reuse_reported"]), window["token_reuse_reported_of"]
+    if told_of is not None and told_of < _NEARLY_ALL:
+        told += f" of {_percent(told_of)}"
     table.add_row(
         _fact("prompt tokens reused", reuse),
         _fact("engines say", told),

@@ -343,8 +343,16 @@ def test_the_cluster_in_figures(api: TestClient, scheduler: Scheduler, clock: Cl
     assert (window["ttft_attainment"], window["tbt_attainment"], window["goodput_share"]) == (0.75, 1.0, 0.75)
     assert window["token_reuse_planned"] == 0.5
     assert window["token_reuse_reported"] == pytest.approx(3 * 512 / 4096)
+    assert window["token_reuse_reported_of"] == 1.0
     assert found["now"]["active_placements"] == 1
     assert api.get("/v1/cluster", params={"window_s": 1}).status_code == 422
+
+
+def test_of_how_many_prompts_engines_tell_what_was_cached(api: TestClient) -> None:
+    for usage in ({"output_tokens": 1, "cached_tokens": 512}, {"output_tokens": 1}):
+        progress(api, placed(api)["placement_id"], "finished", usage=usage)
+    window = api.get("/v1/cluster").json()["window"]
+    assert (window["token_reuse_reported"], window["token_reuse_reported_of"]) == (0.5, 0.5)
 
 
 def test_the_diagnosis_rests_on_what_was_seen(api: TestClient, scheduler: Scheduler, clock: Clock) -> None:

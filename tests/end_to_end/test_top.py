@@ -164,6 +164,7 @@ def test_a_frame_has_no_more_lines_than_the_terminal() -> None:
     window = dict.fromkeys(
         ("goodput_share", "ttft_attainment", "tbt_attainment", "token_reuse_planned", "token_reuse_reported")
     )
+    window["token_reuse_reported_of"] = None
     window |= {f"{of}_{p}_ms": None for of in ("ttft", "tbt") for p in ("p50", "p90", "p99")}
     window |= {"requests_per_s": 0.0, "goodput_per_s": 0.0, "refused": 0}
     cluster = {

@@ -109,13 +109,16 @@ at("theme").addEventListener("click", () => {
 
 // ---- the figures of the last two minutes ----
 
+// Streams tell what was cached only with `include_usage`: then the figure is of a part of the prompts.
+const ofWhat = (told) => told !== null && told < 0.95 ? ` of ${percent(told)}` : "";
+
 const FIGURES = [
   ["Requests", (c) => [rate(c.window.requests_per_s), "/s"], (c) => `${count(c.now.active_placements)} under way`],
   ["TTFT, median", (c) => durationParts(c.window.ttft_p50_ms), (c) => `p99 ${duration(c.window.ttft_p99_ms)}, goal ${goal(c.objectives.ttft_ms)}`],
   ["TBT, median", (c) => durationParts(c.window.tbt_p50_ms), (c) => `p99 ${duration(c.window.tbt_p99_ms)}, goal ${goal(c.objectives.tbt_ms)}`],
   ["Objectives met", (c) => share(c.window.goodput_share), (c) => `${rate(c.window.goodput_per_s)} good requests/s`,
     (c) => c.window.goodput_share !== null && c.window.goodput_share < 0.9],
-  ["Tokens reused", (c) => share(c.window.token_reuse_planned), (c) => `engines say ${percent(c.window.token_reuse_reported)}`],
+  ["Tokens reused", (c) => share(c.window.token_reuse_planned), (c) => `engines say ${percent(c.window.token_reuse_reported)}${ofWhat(c.window.token_reuse_reported_of)}`],
   ["Prefill queue, mean", (c) => durationParts(c.now.queue_mean_ms), (c) => `longest ${duration(c.now.queue_max_ms)}`],
   ["KV memory, mean", (c) => share(c.now.kv_usage_mean), (c) => `fullest ${percent(c.now.kv_usage_max)}`],
   ["Refused", (c) => [count(c.window.refused), ""], (c) => `of ${plural(c.window.placed + c.window.refused, "placement")}`,
