@@ -90,9 +90,17 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    """Console script: configuration errors are one line and exit code 2."""
-    commands = [argument for argument in sys.argv[1:2] if argument in _COMMANDS]
-    if not commands and sys.argv[1:] != ["--version"]:
+    """Console script: configuration errors are one line and exit code 2, Ctrl-C while it starts is one and 130."""
+    try:
+        _run(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("conductor: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run(arguments: list[str]) -> None:
+    commands = [argument for argument in arguments[:1] if argument in _COMMANDS]
+    if not commands and arguments != ["--version"]:
         commands = list(_COMMANDS)
     with without_collections():
         made = _make_app(commands)

@@ -227,6 +227,7 @@ class _Builder:
             for i, section in enumerate(self._section.instances)
             for spec in self._instances(f"instances.{i}", section, numbers)
         ]
+        self._check_roles({spec.role for spec in instances})
         by_name = {spec.name: spec for spec in instances}
         pools = [self._pool(f"pools.{i}", pool, by_name) for i, pool in enumerate(self._section.pools)]
         links = dict(DEFAULT_LINKS)
@@ -234,6 +235,14 @@ class _Builder:
         outages = [Outage(each.instance, each.at_s, each.for_s) for each in self._section.outages]
         parts = (tuple(instances), tuple(pools), tuple(outages))
         return self._try("", lambda: ClusterSpec(*parts, links, self._section.prefix_caching))
+
+    def _check_roles(self, roles: set[Role]) -> None:
+        """Nothing could be served, and a replay would only say so request by request."""
+        if Role.MIXED not in roles and len(roles) == 1:
+            (only,) = roles
+            other = Role.DECODE if only is Role.PREFILL else Role.PREFILL
+            text = f"all of them have the role {only}: add some of role {other}, or make them mixed"
+            raise self._error("instances", text)
 
     def _instances(self, key: str, section: InstanceSection, numbers: Counter[str]) -> list[InstanceSpec]:
         instance_class = self._class(key, section)

@@ -114,6 +114,16 @@ def test_mistakes_are_one_clear_message(run: Callable[..., Ended], arguments: li
     assert "Traceback" not in done.stderr
 
 
+def test_ctrl_c_while_a_command_is_loaded_is_one_line(
+    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert run("serve") == Ended(130, "", "conductor: interrupted\n")
+
+
 def test_a_wrong_key_in_the_file_is_named_with_its_remedy(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text("instances:\n  - {id: a, url: 'http://127.0.0.1:1', rolle: prefill}\n")

@@ -179,6 +179,8 @@ def test_parameters_belong_to_the_policy_they_were_given_for(tmp_path: Path) -> 
         ),
         ("instances: [{profile: gone.yaml}]", "instances.0.profile: cannot read the profile"),
         ("instances: [{name: a}, {name: a}]", "two instances are called 'a'"),
+        ("instances: [{role: prefill}]", "all of them have the role prefill: add some of role decode"),
+        ("instances: [{role: decode, count: 2}]", "the role decode: add some of role prefill, or make them"),
         ("instances: [{}]\noutages: [{instance: m1, at_s: 1, for_s: 1}]", "no instance is called 'm1'"),
         (
             "instances: [{name: fill}]\npools: [{name: p, capacity: 1M, bytes_per_s: 1.0e9, members: [fil]}]",
