@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class ReplayPlan:
     speed: float
     timeout_s: float
     max_output_tokens: int | None
+    headers: Mapping[str, str] = field(default_factory=dict)  # with the key, where keys are asked for
 
 
 @dataclass(slots=True)
@@ -74,7 +75,8 @@ async def replay_trace(
     """Send every request at its time; the results are in trace order. ``on_done`` is called as each ends."""
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    headers = {"content-type": "application/json", **plan.headers}
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         started_s = time.monotonic()
         first_s = requests[0].arrival_s if requests else 0.0
 
@@ -108,9 +110,7 @@ async def _send(session: aiohttp.ClientSession, plan: ReplayPlan, request: Trace
     result = RequestResult()
     sent_s = time.monotonic()
     try:
-        async with session.post(
-            f"{plan.url}/v1/completions", data=body, headers={"content-type": "application/json"}
-        ) as response:
+        async with session.post(f"{plan.url}/v1/completions", data=body) as response:
             if response.status != 200:
                 result.error = f"HTTP {response.status}: {(await response.text())[:200]}"
                 return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import httpx
@@ -43,14 +43,21 @@ def replay_live(
     raise typer.Exit(1 if figures["error_request_count"] else 0)
 
 
-def first_model(console: Console, url: str) -> str:
-    """The first model that is served there; exit code 2 when there is none."""
+def served_model(console: Console, url: str, wanted: str | None, headers: Mapping[str, str]) -> str:
+    """``wanted``, else the first model that is served there; exit code 2 when it is not, or there is none."""
     try:
-        response = httpx.get(f"{url}/v1/models", timeout=10)
+        response = httpx.get(f"{url}/v1/models", timeout=10, headers=dict(headers), trust_env=False)
+        if response.status_code in (401, 403):
+            fail(console, f"{url} takes an API key: --token, or CONDUCTOR_API_KEY")
         response.raise_for_status()
-        return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL, LookupError, ValueError) as error:
+        served = [str(entry["id"]) for entry in response.json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError) as error:
         fail(console, f"no model at {url}/v1/models: {error}; is `conductor serve` running there?")
+    if not served:
+        fail(console, f"{url} serves no model now")
+    if wanted is not None and wanted not in served:
+        fail(console, f"the model {wanted!r} is not served at {url}; served: {', '.join(served)}")
+    return wanted or served[0]
 
 
 def _run(console: Console, plan: ReplayPlan, requests: list[TraceRecord]) -> list[RequestResult]:

@@ -117,6 +117,10 @@ def replay(
     timeout_s: Annotated[
         float | None, typer.Option(min=0.1, help="With --url: give a request up after this long (600).")
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="With --url: an API key, where keys are used.", envvar="CONDUCTOR_API_KEY"),
+    ] = None,
 ) -> None:
     """Replay TRACE and report TTFT, TBT, reuse and load.
 
@@ -194,7 +198,7 @@ def replay(
             )
             _replay_live(
                 *(console, url.rstrip("/"), records, load, objectives, json_path, model),
-                *(max_answer_tokens, timeout_s or 600.0),
+                *(max_answer_tokens, timeout_s or 600.0, token),
             )
             return
         assert cluster is not None
@@ -225,18 +229,21 @@ def _replay_live(
     model: str | None,
     max_answer_tokens: int | None,
     timeout_s: float,
+    token: str | None,
 ) -> None:
     from conductor.cli.live_replay import ReplayPlan
-    from conductor.cli.live_run import first_model, replay_live
+    from conductor.cli.live_run import replay_live, served_model
 
     if load.rate is not None:
         records = at_rate(records, load.rate, load.seed)
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
     plan = ReplayPlan(
         url=url,
-        model=model or first_model(console, url),
+        model=served_model(console, url, model, headers),
         speed=load.speed or 1.0,
         timeout_s=timeout_s,
         max_output_tokens=max_answer_tokens,
+        headers=headers,
     )
     replay_live(console, plan, records, objectives, json_path)
 

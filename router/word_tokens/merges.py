@@ -64,7 +64,9 @@ def _letters() -> str:
 
 def _words(vocabulary: dict[str, int], longest_bytes: int) -> dict[bytes, int]:
     """The tokens of more than one byte as words."""
-    bytes_of = dict.fromkeys(range(0x100), "\uffff") | {ord(each): byte for byte, each in enumerate(_letters())}
+    bytes_of = dict.fromkeys(range(0x100), "\uffff") | {
+        ord(each): byte for byte, each in enumerate(_letters())
+    }
     found = {}
     for token, number in vocabulary.items():
         if 1 < len(token) <= longest_bytes:

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import hashlib
+import os
 import re
 import subprocess
 import time
@@ -177,3 +178,20 @@ def test_the_index_alone(tmp_path: Path) -> None:
         index.terminate()
         _, log = index.communicate(timeout=30)
     assert TOKEN.encode() not in log
+
+
+def test_a_trace_is_replayed_with_a_key(door: FrontDoor, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 100, "output_length": 2, "hash_ids": [1]}\n' * 3)
+
+    def replay(*more: str, **env: str) -> subprocess.CompletedProcess[str]:
+        command = conductor_command("replay", str(trace), "--url", door.url, *more)
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env)
+
+    assert replay("--token", ROOT).returncode == 0
+    assert "3 of 3 requests succeeded" in replay(CONDUCTOR_API_KEY=ROOT).stdout
+    for refused in (replay(), replay("--token", WRONG)):
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "takes an API key: --token, or CONDUCTOR_API_KEY" in refused.stderr
+    other = replay("--token", ROOT, "--model", "other")
+    assert (other.returncode, f"served: {MODEL}" in other.stderr) == (2, True)
