@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-
-def _can_be_written(path: str | None) -> str | None:
-    """Told before the work begins whose report it is to hold."""
-    if path is None or path == "-":
-        return path
-    file = Path(path)
-    if file.is_dir():
-        raise typer.BadParameter(f"{path} is a folder; name a file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        reason = "this user may not write there" if file.parent.is_dir() else "there is no such folder"
-        raise typer.BadParameter(f"cannot write {path}: {reason}")
-    return path
-
+from conductor.cli.output_files import writable_file
 
 JsonOption = Annotated[
     str | None,
@@ -30,7 +17,7 @@ JsonOption = Annotated[
         "--json",
         metavar="FILE",
         help="Write the report as one JSON object; - for stdout.",
-        callback=_can_be_written,
+        callback=writable_file,
     ),
 ]
 

@@ -12,13 +12,12 @@ from simulator.report import Run, html_report, write_chrome_trace, write_run_fil
 def keep_runs(
     runs: Sequence[Run], title: str, *, save: Path | None, html: Path | None, outages: Sequence[Outage] = ()
 ) -> list[Path]:
-    """What was written: in the folder ``save`` a run file and a trace for each, and the page ``html``.
+    """What was written: in the existing folder ``save`` a run file and a trace for each, and the page ``html``.
 
     Raises OSError.
     """
     written = []
     if save is not None:
-        save.mkdir(parents=True, exist_ok=True)
         for run in runs:
             write_run_file(save / f"{run.name}.json", run)
             written.append(save / f"{run.name}.json")
@@ -26,7 +25,6 @@ def keep_runs(
                 write_chrome_trace(save / f"{run.name}.trace.json.gz", run.simulated, outages)
                 written.append(save / f"{run.name}.trace.json.gz")
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(html_report(title, runs), encoding="utf-8")
         written.append(html)
     return written

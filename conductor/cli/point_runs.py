@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from conductor.cli.output_files import writable_file, writable_folder
 from conductor.cli.progress import progress_bar
 from conductor.cli.trace_options import fail
 from simulator.experiments.figures import FIGURES
@@ -26,10 +27,16 @@ Jobs = Annotated[
 OutFolder = Annotated[
     Path | None,
     typer.Option(
-        help="Folder that keeps each result; run again, what is there with the same configuration is not simulated."
+        help="Folder that keeps each result; run again, what is there with the same configuration is not "
+        "simulated.",
+        callback=writable_folder,
+        is_eager=True,
     ),
 ]
-HtmlPage = Annotated[Path | None, typer.Option(help="Write one HTML page with plots of all simulations.")]
+HtmlPage = Annotated[
+    Path | None,
+    typer.Option(help="Write one HTML page with plots of all simulations.", callback=writable_file),
+]
 RayAddress = Annotated[
     str | None,
     typer.Option(

@@ -20,6 +20,7 @@ from conductor.cli.cluster_options import (
     scheduling_settings,
 )
 from conductor.cli.json_output import JsonOption
+from conductor.cli.output_files import writable_file, writable_folder
 from conductor.cli.trace_options import (
     Format,
     FromS,
@@ -90,13 +91,21 @@ def replay(
     json_path: JsonOption = None,
     save: Annotated[
         Path | None,
-        typer.Option(help="Folder for a run file (conductor report) and a Perfetto trace of each policy."),
+        typer.Option(
+            help="Folder for a run file (conductor report) and a Perfetto trace of each policy.",
+            callback=writable_folder,
+            is_eager=True,  # it is made before a page in it is looked at
+        ),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write one HTML page with plots of all policies.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write one HTML page with plots of all policies.", callback=writable_file),
+    ] = None,
     perfetto: Annotated[
         Path | None,
         typer.Option(
-            help="Write a trace for ui.perfetto.dev; of one policy. Compressed where it ends in .gz."
+            help="Write a trace for ui.perfetto.dev; of one policy. Compressed where it ends in .gz.",
+            callback=writable_file,
         ),
     ] = None,
     requests: Annotated[

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.measure import Measurement
 
+from conductor.cli.output_files import writable_file
 from conductor.cli.result_table import comparison_table, result_table
 from conductor.cli.trace_options import fail
 from simulator.report import RunFileError, distinct_names, html_report, read_run_file
@@ -22,7 +23,9 @@ def report(
             metavar="FILES...",
         ),
     ],
-    html: Annotated[Path | None, typer.Option(help="Write one HTML page that needs nothing else.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one HTML page that needs nothing else.", callback=writable_file)
+    ] = None,
     title: Annotated[str, typer.Option(help="Of the page and the table.")] = "Conductor: runs compared",
 ) -> None:
     """Compare the runs in FILES: a table here, and with --html plots of latencies, reuse, outcomes and load.

@@ -236,6 +236,8 @@ def read_experiment(path: Path) -> Experiment:
         raise ConfigError(f"cannot read the experiment {path}: {reason}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping such as 'title: ...' (docs/simulation.md)")
     try:
         return Experiment.model_validate(content)
     except ValidationError as error:

@@ -100,5 +100,17 @@ def test_simulated_runs_are_kept_for_reports(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "one.json").read_text())["traceEvents"]
     several = invoke(replay, trace, *single, "--policy", "slo,random")
     assert (several.exit_code, "--perfetto is of one policy" in several.stderr) == (2, True)
-    result = invoke(replay, trace, "--cluster", "1", "--save", trace)
-    assert (result.exit_code, "cannot write" in result.stderr) == (2, True)
+    in_it = ("--html", tmp_path / "new" / "page.html", "--save", tmp_path / "new")
+    assert invoke(replay, trace, "--cluster", "1", *in_it).exit_code == 0
+    assert (tmp_path / "new" / "page.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [("--save", "cannot make the folder"), ("--html", "cannot write"), ("--perfetto", "cannot write")],
+)
+def test_what_cannot_be_written_is_told_before_the_work(tmp_path: Path, option: str, says: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" if option == "--save" else tmp_path / "none" / "out"
+    result = invoke(replay, tmp_path / "no-trace.jsonl", "--cluster", "1", option, path)
+    assert (result.exit_code, says in " ".join(result.stderr.split())) == (2, True), result.stderr
