@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from conductor.cli.cache_client import CacheCommandError, ConductorClient, parse_place, parse_prompt
+from conductor.cli.whole_tables import print_whole
 
 cache = typer.Typer(
     help=(
@@ -268,7 +269,8 @@ def _order(
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    table = _table("", ("action", "kind", "from", "to", "state", "detail"), ("blocks", "MB", "s"))
+    table = _table("", ("action", "kind", "from", "to", "state"), ("blocks", "MB"))
+    table.show_edge = False  # fits 80 columns
     for action in found:
         source = action["source"]
         blocks = action["stop_block"] - action["start_block"]
@@ -278,12 +280,16 @@ def _show(found: list[dict[str, Any]]) -> None:
             "" if source is None else f"{source['instance']}/{source['tier']}",
             f"{action['target']['instance']}/{action['target']['tier']}",
             "partial" if action["partial"] else action["state"],
-            action["detail"],
             f"{action['blocks_done']}/{blocks}" if blocks else "all",
             f"{action['kv_bytes'] / 1e6:,.1f}",
-            "" if action["ran_s"] is None else f"{action['ran_s']:.2f}",
         )
-    Console().print(table)
+    out = Console()
+    print_whole(out, table)
+    for action in found:
+        if action["detail"]:
+            took = "" if action["ran_s"] is None else f" (after {action['ran_s']:.2f} s)"
+            text = f"{action['id']}: {action['detail']}{took}"
+            out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:

@@ -9,7 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from conductor.cli.point_runs import differing_labels, print_whole
+from conductor.cli.point_runs import differing_labels
+from conductor.cli.whole_tables import print_whole
 from simulator.experiments.cache import CacheRow
 from simulator.experiments.figures import FIGURES
 from simulator.experiments.order import CheckedOrder

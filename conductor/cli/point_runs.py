@@ -15,6 +15,7 @@ from rich.table import Table
 from conductor.cli.output_files import writable_file, writable_folder
 from conductor.cli.progress import progress_bar
 from conductor.cli.trace_options import fail
+from conductor.cli.whole_tables import print_whole
 from simulator.experiments.figures import FIGURES
 from simulator.experiments.point import Figures, Point, point_document
 from simulator.experiments.runs import Runner, in_processes, run_points
@@ -141,14 +142,6 @@ def print_points(
                 cells.append(figure.text((beside or [{}])[i].get(name)))
         table.add_row(*cells)
     print_whole(console, table)
-
-
-def print_whole(console: Console, table: Table) -> None:
-    """Nothing is cut off where the width means nothing: in files and pipes."""
-    if not console.is_terminal:
-        options = console.options.update(max_width=1_000)
-        console.width = max(console.width, console.measure(table, options=options).maximum)
-    console.print(table)
 
 
 def differing_labels(points: Sequence[Point]) -> list[str]:

@@ -4,6 +4,7 @@ learns of it from their events, and requests profit."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_actions_are_listed_and_counted(door: FrontDoor) -> None:
     assert lost["id"] in [action["id"] for action in listed]
     name = 'conductor_actions_ended_total{executor="emulated",kind="replicate",outcome="failed"}'
     assert door.samples()[name] >= 1
+    command = conductor_command("cache", "actions", "--state", "failed", "--url", door.url, "--token", TOKEN)
+    shown = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "80"}
+    ).stdout.splitlines()
+    row = next(line.split() for line in shown if line.startswith(lost["id"]))
+    assert row[1:5] == ["replicate", "mixed-1/host", "mixed-0/device", "failed"]
+    assert any(line.startswith(f"{lost['id']}: the source had lost them (after ") for line in shown)
     assert "has ended already" in cache(door, "cancel", lost["id"], code=2)
 
 
