@@ -123,7 +123,7 @@ def test_actions_are_listed_and_counted(door: FrontDoor) -> None:
         (("pin", "mixed-0/device"), "give a prompt"),
         (("pin", "mixed-0/device", "--text", "x", "--tokens", "1"), "give the prompt once"),
         (("pin", "mixed-0/device", "--tokens", "1,x"), "write token ids"),
-        (("pin", "mixed-0/device", "--text", "too short"), "a block is 16 tokens"),
+        (("pin", "mixed-0/device", "--text", "too short"), "less than one block of 16"),
         (("compress", "mixed-0/device", "--text", PROMPT), "they can only do emulated: evict, pin, unpin"),
         (("cancel", "nobody"), "is not known"),
         (("actions", "--state", "lost"), "state"),
