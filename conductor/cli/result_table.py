@@ -24,6 +24,12 @@ _COLUMNS: Final = (  # heading, the figure's path in a summary, and how it is sh
     ("not\nserved", ("error_request_count",), "{:d}"),
 )
 
+_NOT_SERVED: Final = {
+    "rejected": "turned away by admission",
+    "refused": "too long for every instance",
+    "failed": "lost with their instance",
+}
+
 
 def result_table(title: str, summaries: Mapping[str, Mapping[str, Any]], *, of: str = "policy") -> Table:
     """A row for each run, by its name; ``of`` heads the names. Times are in milliseconds; fits 80 columns.
@@ -34,6 +40,9 @@ def result_table(title: str, summaries: Mapping[str, Mapping[str, Any]], *, of: 
     limits = every[0]["bounds"] if all(each["bounds"] == every[0]["bounds"] for each in every) else None
     caption = "TTFT and TBT in ms; TBT: the longest tenth of a request's gaps"
     caption += "\nbound: what no scheduler can exceed" if limits else ""
+    caption += "".join(
+        f"\n{text}" for name, each in summaries.items() for text in _why_not_served(name, each)
+    )
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0)
     table.add_column(of, no_wrap=True)
     for heading, _, _ in _COLUMNS:
@@ -44,6 +53,15 @@ def result_table(title: str, summaries: Mapping[str, Mapping[str, Any]], *, of: 
         table.add_section()
         table.add_row("bound", *_bound_cells(limits, every[0]))
     return table
+
+
+def _why_not_served(name: str, summary: Mapping[str, Any]) -> list[str]:
+    kinds = [
+        f"{count:,} {words}"
+        for kind, words in _NOT_SERVED.items()
+        if (count := summary["outcomes"].get(kind))
+    ]
+    return [f"not served by {name}: {', '.join(kinds)}"] if kinds else []
 
 
 def _bound_cells(limits: Mapping[str, float], summary: Mapping[str, Any]) -> list[str]:

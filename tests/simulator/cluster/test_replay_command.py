@@ -57,6 +57,15 @@ def test_a_table_compares_policies(trace: Path, cluster: str) -> None:
     assert {"slo", "round_robin"} <= {row[0] for row in rows if len(row) == 12}
 
 
+def test_a_table_says_its_units_and_why_requests_were_not_served(trace: Path) -> None:
+    shown = replay(trace, "--cluster", "2", "--policy", "slo,random").stdout
+    assert "TTFT and TBT in ms" in shown and "not served by" not in shown
+    small = ("--set", "instances.*.kv_tokens=1536", "--no-bounds")
+    shown = replay(trace, "--cluster", "2", "--policy", "slo,random", *small).stdout
+    for policy in ("slo", "random"):
+        assert f"not served by {policy}: 30 too long for every instance" in shown
+
+
 def test_json_has_every_policy_and_request(trace: Path) -> None:
     figures = report(
         *(trace, "--cluster", "8", "--policy", "slo,lmetric", "--limit", "20", "--requests"),
