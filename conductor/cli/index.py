@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from rich.console import Console
 
 from conductor import __version__
+from conductor.build_info import BuildCollector
 from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
 from conductor.cli.event_feeds import EventFeeds
@@ -131,6 +132,7 @@ def _make_app(
     for router, prefix in feeds.routers():
         app.include_router(router, prefix=prefix)
     registry = CollectorRegistry()
+    registry.register(BuildCollector())
     registry.register(IndexCollector(feeds.index, feeds, snapshots))
     registry.register(RegistrationCollector(lambda: book.failures))
 

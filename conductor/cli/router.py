@@ -18,6 +18,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from conductor.build_info import BuildCollector
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.front import cannot_listen
 from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
@@ -106,6 +107,7 @@ async def _serve(config: Config, addresses: list[Conductor]) -> None:
         with without_collections():
             services = make_router_services(setup, door, conductors, engines, to_engines)
         services.tracing = start_tracing(door.tracing, os.environ, services.metrics.registry, stack)
+        services.metrics.registry.register(BuildCollector())
         conductors.serve(services)
         server = FrontDoorServer(
             RouterFront(conductors, services.metrics.registry),

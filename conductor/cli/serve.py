@@ -24,9 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cache_index import Holder, LoadStat, SglangLoadFeeds
+from conductor import __version__
 from conductor.action_metrics import ActionCollector
 from conductor.action_runner import ActionRunner
 from conductor.admission_metrics import AdmissionCollector
+from conductor.build_info import BuildCollector
 from conductor.cache_lookup import make_lookup_router
 from conductor.cache_orders import CacheOrders
 from conductor.cache_rest import make_cache_router
@@ -67,7 +69,7 @@ from conductor.metrics import ClusterCollector
 from conductor.monitor import ClusterMonitor
 from conductor.placement import Objectives
 from conductor.placement_metrics import PlacementCollector
-from conductor.policies import make_policy
+from conductor.policies import POLICIES, make_policy
 from conductor.prefix_lookup import IndexLookup
 from conductor.rehearsal import rehearse, rehearse_reuse
 from conductor.rest import Reservations, make_rest_router
@@ -94,7 +96,9 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(help="Router processes on that port (default 1: everything in one process).")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="Placement policy (default slo).")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help=f"Placement policy: {', '.join(POLICIES)} (default slo).")
+    ] = None,
     record: Annotated[
         Path | None, typer.Option(help="Record every decision here, for conductor replay --decisions.")
     ] = None,
@@ -200,6 +204,7 @@ async def _serve(config: Config) -> None:
             services.tracing = start_tracing(config.tracing, os.environ, front.registry, stack)
         stack.callback(front.clear)
         registry = front.registry
+        registry.register(BuildCollector())
         registry.register(AdmissionCollector(scheduler.gate, dispatcher))
         registry.register(ClusterCollector(scheduler, clock))
         registry.register(PlacementCollector(scheduler, clock, reservations, journal))
@@ -237,6 +242,7 @@ async def _serve(config: Config) -> None:
             ],
             details=shared.health,
             exposition=front.exposition,
+            version=__version__,
         )
         if config.server.console:
             app.include_router(make_console_routes())

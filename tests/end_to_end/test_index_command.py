@@ -8,6 +8,8 @@ import time
 import httpx
 from front_door_process import conductor_command, free_port
 
+from conductor import __version__
+
 PROMPT = list(range(100, 260))
 
 
@@ -74,7 +76,9 @@ def test_the_index_alone_answers_a_router_of_another_kind() -> None:
         streams = httpx.get(f"{index_url}/v1/cache/streams", trust_env=False).json()["streams"]
         assert {s["instance"] for s in streams} == {"engine-0", "store-0"}
         assert httpx.get(f"{index_url}/lmcache/healthz", trust_env=False).status_code == 200
-        assert "conductor_index_blocks" in httpx.get(f"{index_url}/metrics", trust_env=False).text
+        metrics = httpx.get(f"{index_url}/metrics", trust_env=False).text
+        assert "conductor_index_blocks" in metrics
+        assert f'version="{__version__}"' in metrics
         assert "/query" in httpx.get(f"{index_url}/openapi.json", trust_env=False).json()["paths"]
     finally:
         for process in (engine, index):

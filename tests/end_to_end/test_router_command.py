@@ -15,6 +15,8 @@ import pytest
 from front_door_process import conductor_command, free_port, front_door
 from waiting import wait_for
 
+from conductor import __version__
+
 pytestmark = pytest.mark.slow
 
 ENVIRONMENT = {"CONDUCTOR_SERVER__ADMIN_TOKEN": "admin-word"}
@@ -96,6 +98,7 @@ def test_conductors_are_killed_and_streams_go_on(tmp_path: Path) -> None:
             assert ask(url, 4).status_code == 200
             metrics = httpx.get(f"{url}/metrics", trust_env=False).text
             assert "conductor_router_local_placements_total 1.0" in metrics
+            assert f'version="{__version__}"' in metrics
         finally:
             first.process.send_signal(signal.SIGCONT)
         wait_for(lambda: health()["conductor"] == f"127.0.0.1:{ports[0]}")
