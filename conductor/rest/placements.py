@@ -120,11 +120,7 @@ def make_placement_routes(
         """Decides and reserves the load there. Report progress with `POST /v1/placements/{id}/progress`; a
         placement of which nothing is heard for `expires_in_s` is released."""
         query = parsed(PlacementQuery, await request.body())
-        try:
-            scheduler.check_served(query.model)  # of another model no tokenizer could tell why it fails
-        except PlacementError as error:
-            raise _refused(error) from None
-        asked = placement_request(query, await _tokenized(query, tokenize))
+        asked = placement_request(query, await _tokenized(query, tokenize, scheduler))
         _check_block_size(scheduler, asked)
         now_s = clock()
         try:
@@ -208,10 +204,14 @@ def make_placement_routes(
     return router
 
 
-async def _tokenized(query: PlacementQuery, tokenize: Tokenize | None) -> Any:
+async def _tokenized(query: PlacementQuery, tokenize: Tokenize | None, scheduler: Scheduler) -> Any:
     document = prompt_document(query)
     if document is None:
         return None
+    try:
+        scheduler.check_served(query.model)  # of another model no tokenizer could tell why it fails
+    except PlacementError as error:
+        raise _refused(error) from None
     tokenized = await tokenize(document) if tokenize is not None else None
     if tokenized is None:
         form = "text" if query.text is not None else "messages"

@@ -213,7 +213,7 @@ def test_every_event_is_recorded_and_every_other_method_only_reads() -> None:
     reads = {
         "suspension",
         "consider", "models", "why_not_ready", "calibration", "check_invariants", "active_placements", "find",
-        "record_to", "objectives", "aliases", "calibrations", "anywhere",
+        "record_to", "objectives", "aliases", "calibrations", "anywhere", "check_served",
     }  # fmt: skip
     made_of_events = {"place_together"}  # one `place` each
     public = {name for name in dir(RecordedScheduler) if not name.startswith("_")}
