@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,8 +35,7 @@ class Place(NamedTuple):
         return f"{self.holder.instance_id}/{self.tier.name.lower()}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prefix:
+class Prefix(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A prompt's beginning as the index names it: sequence hashes, and the tokens where they are known.
 
     Executors that key their chunks by tokens (LMCache) can do nothing without them, and need the salt beside
@@ -49,8 +48,7 @@ class Prefix:
     cache_salt: str | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TierAction:
+class TierAction(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One order for blocks ``start`` to ``stop`` of a prefix, with what it should bring and cost, and why.
 
     ``source`` is None where nothing is read (evict, pin, unpin); ``prefix`` only to evict a whole tier.

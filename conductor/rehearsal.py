@@ -22,6 +22,7 @@ def rehearse_reuse() -> None:
     importlib.import_module("ortools.sat.python.cp_model")
     model, prompt = ReuseModel(16, accesses=128), np.arange(1, 5, dtype=np.uint64)
     model.observe(prompt, 0.0)
+    model.observe_all(prompt, np.array([len(prompt)]), np.zeros(1), np.zeros(1, np.int64))
     model.reuse_probabilities(prompt, 2.0, 1.0)
     model.retention_values(prompt, 1.0)
     model.expected_return(prompt, 1.0)

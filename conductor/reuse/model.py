@@ -23,6 +23,7 @@ from conductor.reuse.kernels.layout import (
     LEVELS,
     R_COLUMNS,
     Floats,
+    Ints,
     Words,
     empty_history,
     empty_learned,
@@ -164,6 +165,23 @@ class ReuseModel:
             self._history, self._learned, hashes, self._block_tokens, kind, self._latest_s, self._window
         )
         return Visit(turn, known, gap_s)
+
+    def observe_all(self, hashes: Words, stops: Ints, times_s: Floats, kinds: Ints) -> None:
+        """Several requests have come, in this order: as `observe` of each, but by far less work.
+
+        ``hashes`` are those of all prompts, one behind the other; ``stops`` are where each ends.
+        """
+        if not len(stops):
+            return
+        if kinds.min() < 0 or kinds.max() >= 1 << 31:
+            raise ValueError(f"kinds must be from 0 to 2^31 - 1, not {kinds.min()} to {kinds.max()}")
+        if not np.isfinite(times_s).all():
+            raise ValueError("times must be finite")
+        times_s = np.maximum.accumulate(np.maximum(times_s, self._latest_s))
+        self._latest_s = float(times_s[-1])
+        kernels.observe_all(
+            *(self._history, self._learned, hashes, stops, self._block_tokens, kinds, times_s, self._window)
+        )
 
     def reuse_probabilities(self, hashes: Words, before_s: float, now_s: float) -> Floats:
         """The chance of each block to be used between ``now_s`` and ``before_s``, 0 for unknown blocks."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from conductor.tier_planner.prefix_tree import Segment
 
 MEMORY_S = 300.0  # uses count less and less, by 1/e in this time
@@ -49,11 +51,12 @@ class HotPrefixes:
         if len(self._heat) > self.capacity:
             self._forget()
 
-    def now(self, now_s: float) -> Iterator[tuple[Segment, float, float]]:
-        """Each with its uses per second and the share of them that missed it."""
+    def now(self, now_s: float, least_rate: float = 0.0) -> Iterator[tuple[Segment, float, float]]:
+        """Each with its uses per second, at least so many, and the share of them that missed it."""
         counts = self._counts(now_s)
+        least = counts * max(least_rate * MEMORY_S, 1.0)
         for segment, heat in self._heat.items():
-            if heat.uses >= counts:
+            if heat.uses >= least:
                 yield segment, heat.uses / counts / MEMORY_S, heat.missed / heat.uses
 
     def _counts(self, now_s: float) -> float:
@@ -68,5 +71,7 @@ class HotPrefixes:
         return math.exp(age)
 
     def _forget(self) -> None:
-        kept = sorted(self._heat, key=lambda segment: self._heat[segment].uses)[self.capacity // 4 :]
-        self._heat = {segment: self._heat[segment] for segment in kept}
+        segments, heats = list(self._heat), list(self._heat.values())
+        uses = np.array([heat.uses for heat in heats])
+        kept = uses.argsort(kind="stable")[self.capacity // 4 :].tolist()
+        self._heat = dict(zip(map(segments.__getitem__, kept), map(heats.__getitem__, kept), strict=True))

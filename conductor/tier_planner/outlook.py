@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +16,11 @@ from conductor.cluster import Cluster, InstanceState
 from conductor.tier_planner.link_demand import LinkDemand
 from conductor.tier_planner.prefix_tree import PrefixTree, Segment
 from conductor.tier_planner.returns import Returns
-from conductor.tier_planner.sites import Sites, recompute_s
+from conductor.tier_planner.sites import Site, Sites, recompute_s
 from conductor.tier_planner.track_record import TrackRecord
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Proposal:
+class Proposal(msgspec.Struct, frozen=True, eq=False, gc=False):
     """An action that would pay, before budgets are looked at. Fields as those of `TierAction`."""
 
     kind: ActionKind
@@ -36,7 +36,7 @@ class Proposal:
     reason: str
     chance: float | None = None  # that a copy is used in time
     rate: float = 0.0  # uses a second of what is dropped
-    segment: Segment | None = None  # that is dropped
+    segment: Segment | None = None  # that is dropped, with those before it from ``start`` on
 
 
 Match = Callable[[Prefix, int], NDArray[np.int32]]
@@ -85,6 +85,10 @@ class Outlook:
             return max(self.held(prefix, stop).blocks(place), start)
         hashes = prefix.hashes[start:stop]
         return start + self.index.held_run(place.holder, place.tier, prefix.namespace, hashes, alone=True)
+
+    def held_tokens(self, site: Site, block_tokens: int) -> int:
+        """What the index counts at a site, in tokens; ``block_tokens`` are those of prompts' blocks."""
+        return self.index.held_blocks(*site.place) * (site.block_tokens or block_tokens)
 
     def instances_of(self, model: str, now_s: float) -> Iterator[InstanceState]:
         """Candidates that serve a model."""

@@ -24,17 +24,20 @@ from conductor.cluster import Cluster, Health, InstanceState
 from conductor.costs import POOL_TIERS
 from conductor.explanation import PlacementRecord
 from conductor.prefix_lookup import namespace_of
+from conductor.tier_planner.contents import Contents
 from conductor.tier_planner.draining import drain
 from conductor.tier_planner.hot_prefixes import HotPrefixes
 from conductor.tier_planner.link_demand import LinkDemand
 from conductor.tier_planner.outlook import Match, Outlook, Proposal
+from conductor.tier_planner.pinning import LEAST_RATE as PINNED_RATE
 from conductor.tier_planner.pinning import Pins
 from conductor.tier_planner.prefetching import EXPECTED_WITHIN_S, prefetch
-from conductor.tier_planner.prefix_tree import PrefixTree, Segment, Stay
+from conductor.tier_planner.prefix_tree import PrefixTree, Segment
 from conductor.tier_planner.promotion import promote
 from conductor.tier_planner.replication import replicate
+from conductor.tier_planner.rests import Rests
 from conductor.tier_planner.retention import FullSite, make_room
-from conductor.tier_planner.returns import Returns
+from conductor.tier_planner.returns import Returns, Visit
 from conductor.tier_planner.selection import select
 from conductor.tier_planner.sites import Site, Sites
 from conductor.tier_planner.track_record import TrackRecord
@@ -42,7 +45,6 @@ from conductor.tier_planner.track_record import TrackRecord
 YIELDS: Final = 0.02  # of a full site
 WORTH_ROOM: Final = 2.0  # times as much as what was dropped last, at least, is what is brought in its place
 LEAST_CHANCE: Final = 0.05  # of a next turn soon, for a prefetch to be thought of
-CHECKED_AT_ONCE: Final = 8
 LOOK_AGAIN_S: Final = 10.0  # at a conversation that was not worth a prefetch
 ALL_KINDS: Final = frozenset(ActionKind)
 FILLS: Final = frozenset({ActionKind.REPLICATE, ActionKind.PROMOTE, ActionKind.PREFETCH, ActionKind.DEMOTE})
@@ -99,12 +101,8 @@ class TierPlanner:
             *(self._demand, self._track, self._can),
         )
         self._notes: deque[tuple[PlacementRecord, float]] = deque()
-        # The same as the segments' own `held_at`, by place.
-        self._contents: dict[Place, dict[Segment, Stay]] = {site.place: {} for site in self._outlook.sites}
-        self._to_check = deque(self._contents)
-        self._unknown: dict[Place, int] = {}  # blocks that were there before what is known came
-        # What was moved or dropped, by its last block: until when it is left alone, the earliest first.
-        self._away: dict[tuple[int, Place], float] = {}
+        self._contents = Contents(self._outlook)
+        self._rests = Rests(settings.hold_s)  # of what was moved or dropped
         self._ends: dict[Segment, str] = {}  # of conversations, with the instance that served them last
         self._marginal: dict[Place, float] = {}  # uses a second of what a site dropped last
         self._looked: dict[Segment, float] = {}  # for a prefetch: when to look again
@@ -119,14 +117,7 @@ class TierPlanner:
     def use_sites(self, sites: Iterable[Site]) -> None:
         """These are the sites from now on. Not while `plan` runs."""
         self._outlook.sites = Sites(self._outlook.cluster, sites)
-        places = {site.place: None for site in self._outlook.sites}
-        for gone in self._contents.keys() - places.keys():
-            self._unknown.pop(gone, None)
-            for segment in self._contents.pop(gone):
-                del segment.held_at[gone]
-        for place in places:
-            self._contents.setdefault(place, {})
-        self._to_check = deque(self._contents)
+        self._contents.follow_sites()
 
     def placed(self, record: PlacementRecord, now_s: float) -> None:
         """A request was placed; takes a note of it."""
@@ -138,15 +129,19 @@ class TierPlanner:
         if action.prefix is None or record.state is ActionState.DONE:
             return
         key = (action.prefix.hashes.item(action.stop - 1), action.target)
-        self._away.pop(key, None)
+        self._rests.end(*key)
         if action.kind is ActionKind.PIN:
             self._pins.forget(*key)
+        if action.kind is ActionKind.EVICT:
+            for segment in self._outlook.tree.find(action.prefix, action.stop):
+                if segment.start >= action.start:
+                    self._rests.end(segment.key, action.target)
 
     def plan(self, now_s: float) -> list[TierAction]:
         """What to order now."""
         self.learn(now_s)
         self._track.expire(now_s)
-        self._notice_lost(now_s)
+        self._contents.notice_lost(self.settings.checks, now_s)
         proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
         chosen = select(proposals, self.free_bytes)
         self._take_pools(chosen, now_s)
@@ -180,6 +175,7 @@ class TierPlanner:
     # ---- what is known ----
 
     def _read_notes(self, now_s: float) -> None:
+        visits: list[Visit] = []
         while self._notes:
             record, placed_s = self._notes.popleft()
             prefix = _prefix_of(record)
@@ -189,34 +185,24 @@ class TierPlanner:
             self._models[record.placement.model] = None
             path = self._outlook.tree.use(prefix, placed_s)
             for segment in self._outlook.tree.parted():
-                for place, stay in segment.held_at.items():
-                    self._contents[place][segment] = stay
-            self._returns.observe(prefix, placed_s, record.request.route)
+                self._contents.parted(segment)
+            visits.append(Visit(prefix, placed_s, record.request.route))
             self._take_links(record, placed_s)
             self._keep(path, record)
             self._hot.used(path, record.placement.overlap_tokens // self._block_tokens, placed_s)
             if record.queue_s > 0.0:
                 self._waiting[record.placement.placement_id] = _Waiting(record, path[-1])
-        self._meet_sites()
+        self._returns.observe(visits)
+        if self._block_tokens:
+            self._contents.meet_sites(self._block_tokens)
         for forgotten in self._outlook.tree.shrink():
             self._ends.pop(forgotten, None)
             self._looked.pop(forgotten, None)
-            for place in forgotten.held_at:
-                del self._contents[place][forgotten]
+            self._contents.forget(forgotten)
         started = [i for i, w in self._waiting.items() if w.record.placed_s + w.record.queue_s <= now_s]
         for placement_id in started:
             del self._waiting[placement_id]
-        for key in list(takewhile(lambda each: self._away[each] <= now_s, self._away)):
-            del self._away[key]
-
-    def _meet_sites(self) -> None:
-        """What sites have when they are met, none of it known, came before all that will be."""
-        if not self._block_tokens or len(self._unknown) == len(self._contents):
-            return
-        for site in self._outlook.sites:
-            if site.place not in self._unknown:
-                known = sum(segment.blocks for segment in self._contents[site.place])
-                self._unknown[site.place] = max(self._held_tokens(site) // self._block_tokens - known, 0)
+        self._rests.expire(now_s)
 
     def _keep(self, path: list[Segment], record: PlacementRecord) -> None:
         """The prompt is stored where it is computed, and written through to what its instance loads from."""
@@ -224,9 +210,11 @@ class TierPlanner:
         # What the request will load must be there when its turn comes.
         needed_until_s = record.placed_s + 2.0 * record.placement.predicted_ttft_s
         for site in self._outlook.sites.of(instance_id):
-            for segment in site.gets(path, instance_id):
-                self._track.used(segment, site.place)
-                self._put(segment, site.place, Stay(segment.last_used_s, needed_until_s))
+            contents, stored = self._contents[site.place], path
+            if instance_id in site.write_back:
+                stored = [segment for segment in path if segment in contents.stays]
+            self._track.used(stored, site.place)
+            contents.put(stored, needed_until_s)
         for segment in path[:-1]:
             self._ends.pop(segment, None)
             self._looked.pop(segment, None)
@@ -260,22 +248,11 @@ class TierPlanner:
                     tokens = round(action.kv_bytes / instance.instance_class.kv_bytes_per_token)
                     cluster.tables.load_from_pools(instance.ranks[0].row, [(end.tier, tokens)], now_s)
 
-    def _put(self, segment: Segment, place: Place, stay: Stay) -> None:
-        before = segment.held_at.get(place)
-        if before is None:
-            if self._unknown.get(place):
-                self._unknown[place] = max(self._unknown[place] - segment.blocks, 0)
-        else:
-            stay = Stay(
-                max(before.last_used_s, stay.last_used_s), max(before.held_until_s, stay.held_until_s)
-            )
-        segment.held_at[place] = self._contents[place][segment] = stay
-
     # ---- rules ----
 
     def _proposals(self, now_s: float) -> Iterator[Proposal]:
         kinds, outlook = self.settings.kinds, self._outlook
-        hot = list(self._hot.now(now_s))
+        hot = list(self._hot.now(now_s, PINNED_RATE))  # copies are for what is hotter still
         if ActionKind.PROMOTE in kinds:
             waiting = ((w.record, w.segment) for w in self._waiting.values())
             yield from self._settled(promote(outlook, waiting, now_s), now_s)
@@ -304,7 +281,7 @@ class TierPlanner:
             if self._looked.get(segment, now_s) > now_s:
                 continue
             site = outlook.sites.own(instance_id)
-            if site is None or site.place in segment.held_at:
+            if site is None or segment in self._contents[site.place].stays:
                 continue
             instance = outlook.cluster.get(instance_id)
             if instance is not None and instance.is_candidate(now_s):
@@ -325,27 +302,11 @@ class TierPlanner:
             if proposal is not None:
                 yield proposal
 
-    def _notice_lost(self, now_s: float) -> None:
-        """Some of what sites are taken to have is looked up: engines drop blocks by themselves, too."""
-        for _ in range(min(self.settings.checks, len(self._contents))):
-            place = self._to_check[0]
-            self._to_check.rotate(-1)
-            segments = self._contents[place]
-            for segment in list(islice(segments, CHECKED_AT_ONCE)):
-                stay = segments.pop(segment)
-                # What is before it has been looked up in its turn: without that it is of no use.
-                usable = segment.parent is None or place in segment.parent.held_at
-                there = usable and self._outlook.blocks_at(segment, place) > 0
-                if there or stay.held_until_s > now_s:  # it may be on its way
-                    segments[segment] = stay  # behind those to be checked next
-                else:
-                    del segment.held_at[place]
-
     def _evictions(self, now_s: float) -> Iterator[Proposal]:
         if not self._block_tokens:
             return
         full = [
-            FullSite(site, self._contents[site.place], blocks, self._unknown.get(site.place, 0))
+            FullSite(site, self._contents[site.place], blocks)
             for site, blocks in self._outlook.sites.full(self._outlook.index, self._block_tokens)
             if self._can(ActionKind.EVICT, None, site.place)
         ]
@@ -360,13 +321,9 @@ class TierPlanner:
         """Without those that would bring back what was dropped, or bring what is being brought."""
         for each in proposals:
             key = (each.prefix.hashes.item(each.stop - 1), each.target)
-            if key not in self._away:
-                self._leave_alone(key, now_s)
+            if not self._rests.resting(*key):
+                self._rests.begin(*key, now_s)
                 yield each
-
-    def _leave_alone(self, key: tuple[int, Place], now_s: float) -> None:
-        self._away.pop(key, None)  # it goes to the end
-        self._away[key] = now_s + self.settings.hold_s
 
     # ---- orders ----
 
@@ -374,17 +331,16 @@ class TierPlanner:
         prefix, target = proposal.prefix, proposal.target
         if proposal.kind is ActionKind.EVICT:
             assert proposal.segment is not None
-            for segment in proposal.segment.onward():  # what is behind it was lost before
-                if target in segment.held_at:
-                    del segment.held_at[target], self._contents[target][segment]
-            self._leave_alone((prefix.hashes.item(proposal.stop - 1), target), now_s)
+            for segment in takewhile(lambda each: each.start >= proposal.start, proposal.segment.path()):
+                self._contents[target].drop(segment)
+                stop = min(segment.stop, proposal.stop)
+                self._rests.begin(prefix.hashes.item(stop - 1), target, now_s)
         elif proposal.kind in FILLS and target in self._contents:
             path = self._outlook.tree.find(prefix, proposal.stop)
             if path and proposal.chance is not None:
                 until_s = now_s + self.settings.hold_s
                 self._track.brought(proposal.kind, path[-1], target, proposal.chance, until_s)
-            for segment in path:
-                self._put(segment, target, Stay(segment.last_used_s, now_s + self.settings.hold_s))
+            self._contents[target].put(path, now_s + self.settings.hold_s)
         return TierAction(
             f"{self._id_prefix}{next(self._numbers)}",
             proposal.kind,
@@ -405,16 +361,13 @@ class TierPlanner:
         site = self._outlook.sites.get(place)
         if site is None or not self._block_tokens:
             return None
-        free_tokens: float = site.capacity_tokens - self._held_tokens(site)
+        free_tokens: float = site.capacity_tokens - self._outlook.held_tokens(site, self._block_tokens)
         member = next((i for i in self._outlook.cluster if site.serves(i.instance_id)), None)
         if member is None:
             return None
         # What is full drops what was used longest ago for what comes; a little of it, then.
         free_tokens = max(free_tokens, YIELDS * site.capacity_tokens)
         return free_tokens * member.instance_class.kv_bytes_per_token
-
-    def _held_tokens(self, site: Site) -> int:
-        return self._outlook.index.held_blocks(*site.place) * (site.block_tokens or self._block_tokens)
 
 
 def _prefix_of(record: PlacementRecord) -> Prefix | None:

@@ -9,51 +9,45 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import NamedTuple
+from copy import copy
+
+import msgspec
 
 from cache_index import Namespace
-from conductor.actions import Place, Prefix
+from conductor.actions import Prefix
 
 
-class Stay(NamedTuple):
+class Stay(msgspec.Struct, gc=False):
     """At a site: when a prompt that went there had the segment last, and until when it is not to be dropped."""
 
     last_used_s: float
     held_until_s: float
 
 
-class Segment:
+class Segment(msgspec.Struct, eq=False, gc=False):
     """Blocks ``start`` to ``stop`` of ``prefix``, which is a prompt's that had them last.
 
     ``uses`` counts prompts that had all of it, the first included; ``gap_s`` is the time between the last two.
-    ``held_at`` are the sites where it should lie. ``name`` is that of its middle block, without regard to engines:
-    hash and namespace.
+    ``children`` are by the hash of their first block. ``held_at`` are the sites where it should lie, by their
+    numbers. ``name`` is that of its middle block, without regard to engines: hash and namespace.
+
+    The garbage collector knows nothing of segments: to look through a hundred thousand of them takes it a tenth of
+    a second, in which everything else stands still. See `PrefixTree.__del__`.
     """
 
-    __slots__ = (
-        "children",
-        "gap_s",
-        "held_at",
-        "last_used_s",
-        "name",
-        "parent",
-        "prefix",
-        "start",
-        "stop",
-        "uses",
-    )
+    parent: Segment | None
+    prefix: Prefix
+    start: int
+    stop: int
+    last_used_s: float
+    uses: int = 1
+    gap_s: float | None = None
+    name: int = 0
+    children: dict[int, Segment] = {}
+    held_at: dict[int, Stay] = {}
 
-    def __init__(self, parent: Segment | None, prefix: Prefix, start: int, stop: int, now_s: float) -> None:
-        self.parent = parent
-        self.prefix = prefix
-        self.start = start
-        self.stop = stop
+    def __post_init__(self) -> None:
         self.name = self._middle()
-        self.children: dict[int, Segment] = {}  # by the hash of their first block
-        self.uses = 1
-        self.last_used_s = now_s
-        self.gap_s: float | None = None
-        self.held_at: dict[Place, Stay] = {}
 
     @property
     def blocks(self) -> int:
@@ -80,14 +74,6 @@ class Segment:
             yield segment
             segment = segment.parent
 
-    def onward(self) -> Iterator[Segment]:
-        """This segment and those behind it, as its prompt goes on."""
-        segment: Segment | None = self
-        hashes = self.prefix.hashes
-        while segment is not None:
-            yield segment
-            segment = segment.children.get(hashes.item(segment.stop)) if segment.stop < len(hashes) else None
-
     def __repr__(self) -> str:
         return f"Segment({self.start}:{self.stop}, uses={self.uses}, children={len(self.children)})"
 
@@ -102,6 +88,11 @@ class PrefixTree:
         self._roots: dict[Namespace, dict[int, Segment]] = {}
         self._by_use: OrderedDict[Segment, None] = OrderedDict()  # a parent is never before its children
         self._parted: list[Segment] = []
+
+    def __del__(self) -> None:
+        """Segments refer to each other: nothing is left of them once they have no parents."""
+        for segment in getattr(self, "_by_use", ()):
+            segment.parent = None
 
     def __len__(self) -> int:
         return len(self._by_use)
@@ -176,7 +167,8 @@ class PrefixTree:
     def _split(self, segment: Segment, at: int) -> Segment:
         """Part a segment in two at a block; the new one is the first part, and takes the older's place."""
         first = Segment(segment.parent, segment.prefix, segment.start, at, segment.last_used_s)
-        first.uses, first.gap_s, first.held_at = segment.uses, segment.gap_s, dict(segment.held_at)
+        first.uses, first.gap_s = segment.uses, segment.gap_s
+        first.held_at = {site: copy(stay) for site, stay in segment.held_at.items()}
         self._siblings(segment)[segment.prefix.hashes.item(segment.start)] = first
         segment.parent = first
         segment.begin_at(at)

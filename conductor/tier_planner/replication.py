@@ -30,14 +30,11 @@ def replicate(
         for each in hot
         if each[1] >= LEAST_RATE and each[2] > 0.0 and len(each[0].children) >= LEAST_CHILDREN
     ]
-    if not wanted:
-        return
-    instances = list(outlook.instances_of(model, now_s))
-    in_order = False  # of their queues
+    in_order: list[InstanceState] = []  # of their queues
     for segment, rate, missed in wanted:
         held = outlook.held(segment.prefix, segment.stop)
         shortest_s = inf
-        for instance in instances:
+        for instance in outlook.instances_of(model, now_s):
             if held.by_instance(instance) >= segment.stop:
                 shortest_s = min(shortest_s, _queue_s(instance, now_s))
                 if shortest_s < LEAST_QUEUE_S:
@@ -45,9 +42,8 @@ def replicate(
         if not LEAST_QUEUE_S <= shortest_s < inf:
             continue  # nobody holds it, or whoever comes next is served by a holder at once
         if not in_order:
-            instances.sort(key=lambda each: _queue_s(each, now_s))
-            in_order = True
-        for instance in instances:
+            in_order = sorted(outlook.instances_of(model, now_s), key=lambda each: _queue_s(each, now_s))
+        for instance in in_order:
             site = outlook.sites.own(instance.instance_id)
             if site is None or held.blocks(site.place) >= segment.stop:
                 continue
@@ -56,7 +52,7 @@ def replicate(
                 ActionKind.REPLICATE,
                 segment,
                 instance,
-                missed * rate * HORIZON_S / max(len(instances), 1),
+                missed * rate * HORIZON_S / len(in_order),
                 now_s + HORIZON_S,
                 f"{rate:.2f} uses a second, {missed:.0%} of them where it was not held; "
                 f"{instance.instance_id} has the shortest queue of those without",

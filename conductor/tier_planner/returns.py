@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -21,6 +21,14 @@ Floats = NDArray[np.float64]
 _FILE: Final = ArrayFile("what was learned of reuse", b"KVREUSE\n", 1)
 
 
+class Visit(NamedTuple):
+    """A prompt came, by a route: what is said of it is learned for the route."""
+
+    prefix: Prefix
+    at_s: float
+    route: str = ""
+
+
 class Returns:
     """A `ReuseModel` for each size of blocks. The middle block of a segment stands for all of it: the first and
     the last have fates of their own.
@@ -35,14 +43,24 @@ class Returns:
         """Blocks whose last use is remembered."""
         return sum(model.known_blocks for model in self._models.values())
 
-    def observe(self, prefix: Prefix, now_s: float, route: str = "") -> None:
-        """A prompt came, by a route: what is said of it is learned for the route."""
-        self.seen += 1
-        block_tokens = prefix.namespace.block_size
-        model = self._models.get(block_tokens)
-        if model is None:
-            model = self._models[block_tokens] = ReuseModel(block_tokens)
-        model.observe(prefix.hashes ^ prefix.namespace.domain_word, now_s, _kind(route))
+    def observe(self, visits: Sequence[Visit]) -> None:
+        """Prompts came, in this order."""
+        self.seen += len(visits)
+        for block_tokens in dict.fromkeys(visit.prefix.namespace.block_size for visit in visits):
+            model = self._models.get(block_tokens)
+            if model is None:
+                model = self._models[block_tokens] = ReuseModel(block_tokens)
+            some = [visit for visit in visits if visit.prefix.namespace.block_size == block_tokens]
+            blocks = np.array([len(visit.prefix.hashes) for visit in some])
+            domains = np.array([visit.prefix.namespace.domain for visit in some], np.uint64)
+            hashes = np.concatenate([visit.prefix.hashes for visit in some])
+            hashes ^= np.repeat(domains, blocks)
+            model.observe_all(
+                hashes,
+                blocks.cumsum(),
+                np.array([visit.at_s for visit in some]),
+                np.array([_kind(visit.route) for visit in some]),
+            )
 
     def save(self, path: Path, now_s: float, wall_s: float) -> int:
         """Write all of it, atomically; the bytes written. ``now_s`` is the clock of requests, at ``wall_s``.

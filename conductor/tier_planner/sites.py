@@ -12,7 +12,6 @@ from cache_index import CacheIndex, Holder, Tier
 from conductor.actions import Place
 from conductor.cluster import Cluster, InstanceState
 from conductor.costs import POOL_TIERS, Speed
-from conductor.tier_planner.prefix_tree import Segment
 
 HIGH: Final = 0.98  # of a site's capacity: when room is made
 
@@ -40,12 +39,6 @@ class Site:
 
     def serves(self, instance_id: str) -> bool:
         return self.members is None or instance_id in self.members
-
-    def gets(self, path: Iterable[Segment], instance_id: str) -> Iterable[Segment]:
-        """What of a prompt lies here once the instance has computed it."""
-        if instance_id not in self.write_back:
-            return path
-        return [segment for segment in path if self.place in segment.held_at]
 
     @property
     def near(self) -> bool:

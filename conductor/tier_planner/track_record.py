@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from conductor.actions import ActionKind, Place
@@ -38,11 +39,14 @@ class TrackRecord:
             self._open[segment, place] = kind, min(chance, 1.0)
             self._due.append((until_s, segment, place))
 
-    def used(self, segment: Segment, place: Place) -> None:
-        """A prompt that has the segment was placed where it was brought."""
-        found = self._open.pop((segment, place), None)
-        if found is not None:
-            self._count(*found, 1.0)
+    def used(self, path: Iterable[Segment], place: Place) -> None:
+        """A prompt that has these segments was placed where they may have been brought."""
+        if not self._open:
+            return
+        for segment in path:
+            found = self._open.pop((segment, place), None)
+            if found is not None:
+                self._count(*found, 1.0)
 
     def expire(self, now_s: float) -> None:
         """What was not used in time never was."""

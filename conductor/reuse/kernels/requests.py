@@ -35,6 +35,7 @@ from conductor.reuse.kernels.layout import (
     R_UNUSED,
     Floats,
     History,
+    Ints,
     Learned,
     Words,
 )
@@ -156,6 +157,27 @@ def observe(
 
 
 observe = cached_njit(observe, DIRECTORY)
+
+
+def observe_all(
+    history: History,
+    learned: Learned,
+    hashes: Words,
+    stops: Ints,
+    block_tokens: int,
+    kinds: Ints,
+    times_s: Floats,
+    window: float,
+) -> None:
+    """Learn from several requests in the order of their arrival; ``stops`` are where their hashes end."""
+    start = 0
+    for i in range(stops.shape[0]):
+        prompt = hashes[start : stops[i]]
+        observe(history, learned, prompt, block_tokens, kinds[i], times_s[i], window)
+        start = stops[i]
+
+
+observe_all = cached_njit(observe_all, DIRECTORY)
 
 
 def enter_all(history: History) -> int:

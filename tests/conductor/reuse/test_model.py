@@ -216,6 +216,43 @@ def test_knows_the_prefixes_that_came_before(requests: list[tuple[int, int, int,
         assert model.known_blocks == len(seen)
 
 
+@settings(max_examples=40, deadline=None)
+@given(PROMPTS, st.integers(1, 20), st.floats(0.0, 900.0))
+def test_requests_observed_together_teach_the_same(
+    requests: list[tuple[int, int, int, float]], together: int, back_s: float
+) -> None:
+    """The clock is set back now and then, too."""
+    single, batch = ReuseModel(BLOCK_TOKENS, accesses=128), ReuseModel(BLOCK_TOKENS, accesses=128)
+    prompts, times_s, now_s = [], [], 0.0
+    for number, (tree, leaves, blocks, after_s) in enumerate(requests):
+        now_s += after_s if number % 7 else -back_s
+        prompts.append(branching(tree, leaves, number, blocks))
+        times_s.append(now_s)
+        single.observe(prompts[-1], now_s, number % 3)
+    for start in range(0, len(prompts), together):
+        some = prompts[start : start + together]
+        stops = np.cumsum([len(each) for each in some])
+        kinds = np.arange(start, start + len(some)) % 3
+        batch.observe_all(np.concatenate(some), stops, np.array(times_s[start : start + len(some)]), kinds)
+    for mine, other in zip(single.exported(), batch.exported(), strict=True):
+        assert {name: np.asarray(each).tolist() for name, each in mine.items()} == {
+            name: np.asarray(each).tolist() for name, each in other.items()
+        }
+
+
+def test_of_no_requests_nothing_is_learned_and_impossible_ones_are_refused() -> None:
+    model = ReuseModel(BLOCK_TOKENS)
+    none = np.zeros(0, np.int64)
+    model.observe_all(prompt(1, 0), none, np.zeros(0), none)
+    assert model.known_blocks == 0
+    one = np.array([2])
+    with pytest.raises(ValueError, match="kinds"):
+        model.observe_all(prompt(1, 2), one, np.zeros(1), np.array([1 << 31]))
+    with pytest.raises(ValueError, match="times"):
+        model.observe_all(prompt(1, 2), one, np.array([math.inf]), np.zeros(1, np.int64))
+    assert model.known_blocks == 0
+
+
 @settings(max_examples=60, deadline=None)
 @given(PROMPTS)
 def test_memory_is_bounded_and_answers_stay_in_range(requests: list[tuple[int, int, int, float]]) -> None:

@@ -16,11 +16,12 @@ from conductor.actions import ActionKind, Place, Prefix
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.costs import Codec, Speed
 from conductor.tier_planner.compression import WayDown, ways_down
+from conductor.tier_planner.contents import SiteContents
 from conductor.tier_planner.link_demand import LEAST_PRICE, LinkDemand
 from conductor.tier_planner.outlook import Outlook
-from conductor.tier_planner.prefix_tree import PrefixTree, Segment, Stay
+from conductor.tier_planner.prefix_tree import PrefixTree, Segment
 from conductor.tier_planner.retention import FullSite, make_room
-from conductor.tier_planner.returns import Returns
+from conductor.tier_planner.returns import Returns, Visit
 from conductor.tier_planner.sites import Site, Sites
 from conductor.tier_planner.track_record import TrackRecord
 
@@ -73,7 +74,7 @@ class Full:
         returns, tree = Returns(), PrefixTree()
         for second in range(0, int(NOW_S), 10):
             tree.use(Prefix(NAMESPACE, PREFIX.hashes[:BEFORE]), float(second))
-            returns.observe(PREFIX, float(second))
+            returns.observe([Visit(PREFIX, float(second))])
             self.path = tree.use(PREFIX, float(second))
         targets = frozenset(takes)
         self.outlook = Outlook(
@@ -149,7 +150,8 @@ def test_a_tier_that_takes_nothing_is_no_choice() -> None:
 
 def test_the_order_says_what_was_chosen_and_why() -> None:
     full = Full(disk=Speed(2e9, 0.0), pool=Speed(1e9, 0.0, Codec(8.0, 5e9, 16e9)))
-    held = {segment: Stay(segment.last_used_s, 0.0) for segment in full.path}
+    held = SiteContents(0)
+    held.put(full.path, 0.0)
     site = replace(full.host, capacity_tokens=len(PREFIX.hashes) * BLOCK)
     (order,) = make_room(full.outlook, [FullSite(site, held, len(PREFIX.hashes))], BLOCK, NOW_S)
     assert (order.kind, order.source, order.target) == (ActionKind.DEMOTE, HOST, POOL)

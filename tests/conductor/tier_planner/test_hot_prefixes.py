@@ -53,3 +53,4 @@ def test_the_least_used_are_forgotten_when_there_are_many() -> None:
         for _ in range(5 - number):
             hot.used([segment], 4, 1.0)
     assert {segment for segment, _, _ in hot.now(1.0)} == set(segments[:-1])
+    assert [segment for segment, _, _ in hot.now(1.0, 3.5 / MEMORY_S)] == segments[1::-1]

@@ -193,6 +193,27 @@ def test_a_full_tier_drops_what_never_returned_and_not_what_does() -> None:
         assert held <= 2_500
 
 
+def test_turns_that_go_together_are_dropped_by_one_order() -> None:
+    planned = Planned(ActionKind.EVICT, host_blocks=2_500, pool=False)
+    now_s = learned_returns(planned) + 5_000.0  # conversations of turns of 20 blocks, which are over now
+    over = {sequence_hashes(turn(320, seed).tokens, BLOCK).item(0) for seed in range(100, 104)}
+    orders: list[TierAction] = []
+    for seed in range(200, 230):
+        planned.serve(turn(1_600, seed), now_s)
+        for action in planned.planner.plan(now_s + 0.5):
+            assert action.prefix is not None
+            gone = action.prefix.hashes[action.start : action.stop]
+            assert planned.index.held_run(*action.target, NAMESPACE, gone) == len(gone), "all of it was there"
+            planned.lose(*action.target, gone)
+            orders.append(action)
+        now_s += 1.0
+    mine = [a for a in orders if a.prefix is not None and a.prefix.hashes.item(0) in over]
+    assert mine and all(action.blocks > 20 for action in mine)
+    for name in ("m0", "m1"):
+        parts = [(a.start, a.stop) for a in mine if a.target.holder.instance_id == name]
+        assert [stop for _, stop in parts] == [580, *(start for start, _ in parts[:-1])], "from the end on"
+
+
 def test_what_was_there_before_is_left_to_its_engine_to_drop() -> None:
     """A planner that starts over full tiers drops nothing of what it knows while there is older than that."""
     planned = Planned(ActionKind.EVICT, host_blocks=1_000, pool=False)

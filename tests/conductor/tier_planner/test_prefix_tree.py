@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,6 +55,17 @@ def test_ends_go_before_beginnings_and_the_longest_unused_first() -> None:
     tree.use(prefix("z"), 4.0)
     assert [(s.start, s.stop, s.last_used_s) for s in tree.shrink()] == [(0, 2, 2.0)]
     assert shape(tree.use(prefix("abd"), 5.0)) == [(0, 2, 4), (2, 3, 2)]
+
+
+def test_nothing_is_left_of_a_tree_and_the_garbage_collector_need_not_look_through_it() -> None:
+    tree = PrefixTree()
+    prompts = [prefix(text) for text in ("system one", "system one two", "system six", "else")]
+    for prompt in prompts:
+        tree.use(prompt, 0.0)
+    assert not any(gc.is_tracked(segment) or gc.is_tracked(segment.children) for segment in tree)
+    hashes = [weakref.ref(prompt.hashes) for prompt in prompts]
+    del prompts, prompt, tree
+    assert [each() for each in hashes] == [None] * len(hashes)
 
 
 def test_a_tree_of_nothing_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from cache_index import Namespace, SnapshotError
 from conductor.actions import Prefix
 from conductor.tier_planner.prefix_tree import PrefixTree, Segment
-from conductor.tier_planner.returns import Returns
+from conductor.tier_planner.returns import Returns, Visit
 
 NAMESPACE = Namespace("llama", 16)
 
@@ -24,7 +24,7 @@ def ends(returns: Returns, number: int, routes: tuple[str, str], now_s: float) -
     for at, route in enumerate(routes):
         asked = prompt(number + at, 100)
         found.append(tree.use(asked, now_s)[-1])
-        returns.observe(asked, now_s, route)
+        returns.observe([Visit(asked, now_s, route)])
     return found
 
 
@@ -32,8 +32,8 @@ def test_each_route_has_rates_of_its_own() -> None:
     returns, now_s = Returns(), 0.0
     for number in range(1, 200, 2):
         for asked, route in ((prompt(number, 100), "goes on"), (prompt(number + 1, 100), "ends")):
-            returns.observe(asked, now_s, route)
-        returns.observe(prompt(number, 150), now_s + 30.0, "goes on")
+            returns.observe([Visit(asked, now_s, route)])
+        returns.observe([Visit(prompt(number, 150), now_s + 30.0, "goes on")])
         now_s += 31.0
     goes_on, is_over = returns.rates(ends(returns, 500, ("goes on", "ends"), now_s), now_s + 1.0)
     assert goes_on > 10.0 * is_over
@@ -52,7 +52,7 @@ def taught(now_s: float = 0.0) -> tuple[Returns, list[Segment], float]:
                 namespace, np.arange(1_000 * (number % 40), 1_000 * (number % 40) + 50, dtype=np.uint64)
             )
             segments += tree.use(asked, now_s)
-            returns.observe(asked, now_s, "chat")
+            returns.observe([Visit(asked, now_s, "chat")])
         now_s += 7.0
     return returns, segments, now_s
 

@@ -36,8 +36,8 @@ def test_used_in_time_counts_once_and_too_late_does_not() -> None:
         track.brought(ActionKind.PREFETCH, one, PLACE, 1.0, 90.0)  # the same again is no other
         if late:
             track.expire(60.0)
-        track.used(one, PLACE)
-        track.used(one, PLACE)
+        track.used([one], PLACE)
+        track.used([one], PLACE)
     assert track.factor(ActionKind.PREFETCH) == pytest.approx(21 / 41)
 
 
@@ -46,5 +46,5 @@ def test_better_than_promised_is_no_more_than_kept() -> None:
     for _ in range(50):
         one = segment()
         track.brought(ActionKind.REPLICATE, one, PLACE, 0.1, 60.0)
-        track.used(one, PLACE)
+        track.used([one], PLACE)
     assert track.factor(ActionKind.REPLICATE) == 1.0
