@@ -17,6 +17,7 @@ mean.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -276,6 +277,8 @@ def planner_time(instances: int, requests_per_s: float, host_blocks: int, second
     fill_s = filling / requests_per_s
     records = chats_at_rate(filling + round(seconds * requests_per_s), requests_per_s)
     asked = requests_at(records, Load()).requests
+    gc.collect()
+    gc.freeze()  # as `conductor serve` does once it is up: the workload is none of the planner's garbage
     next_s, cpu_ns, timed, dropped = 1.0, 0, 0, 0
     for request in asked:
         while request.arrival_s >= next_s:
@@ -291,6 +294,7 @@ def planner_time(instances: int, requests_per_s: float, host_blocks: int, second
         placement = scheduler.place(placement_request(request), request.arrival_s)
         tiers.store(placement.prefill.instance_id, request.hashes.tolist())
         scheduler.finished(placement.placement_id, request.arrival_s, Usage(request.prompt_tokens, 1, 0))
+    gc.unfreeze()
     return PlannerTime(timed / seconds, cpu_ns / 1e9 / seconds, dropped / seconds)
 
 
