@@ -132,9 +132,14 @@ async def pick(services: RouterServices, given: GatewayRequest) -> Picked:
         placement = await _placed(services, asked, computes=endpoint.computes)
         if placement.disaggregated and not endpoint.generates:
             placement = replace(placement, decode=placement.prefill)  # nothing to hand over
-        count(services, prompt, placement, computes=endpoint.computes)
-        body = forwarded_body(request, placement.model)
         made = services.picks.begin(placement) if placement.placement_id else None
+        try:
+            count(services, prompt, placement, computes=endpoint.computes)
+            body = forwarded_body(request, placement.model)
+        except BaseException:
+            if made is not None:
+                made.cancelled()
+            raise
         return Picked(placement, asked, made, None if body is given.body else body, grant)
     except BaseException:
         if grant is not None:

@@ -197,6 +197,17 @@ async def test_an_alias_is_rewritten(mode: int) -> None:
         assert headers_set(answers)["content-length"] == str(len(body))
 
 
+async def test_a_body_that_cannot_be_rewritten_reserves_nothing() -> None:
+    gateway = Gateway(aliases={"chat": "llama"})
+    nested: Any = 1
+    for _ in range(300):
+        nested = [nested]
+    body = b'{"model": "chat", "prompt": [1, 2], "x": ' + str(nested).encode() + b"}"
+    status, error = refusal(await gateway.stream().asked(body))
+    assert (status, error["code"]) == (400, "nested_too_deeply")
+    assert gateway.scheduler.active_placements == 0
+
+
 @pytest.mark.parametrize("listed", [True, False])
 async def test_only_endpoints_of_the_subset_are_named(listed: bool) -> None:
     gateway = Gateway("mmmm")
