@@ -26,6 +26,7 @@ from router.workers.messages import (
 logger = structlog.get_logger("router")
 
 _TELL_EVERY_S = 0.5
+_MOST_UNHEARD = 20  # times that it was told or could have been; routers ping more often than that
 
 
 class RouterDesk(PlacementDesk):
@@ -46,10 +47,18 @@ class RouterDesk(PlacementDesk):
         return int(self._listening.sockets[0].getsockname()[1])
 
     async def tell_forever(self) -> None:
-        """Routers hear who can take requests, whenever that has changed."""
+        """Routers hear who can take requests, whenever that has changed; those that are silent are hung up on.
+
+        The machine of a router may end without a word, and what it had reserved would stay so. Time in which this
+        process itself stood still does not count.
+        """
         told = b""
         while True:
             await asyncio.sleep(_TELL_EVERY_S)
+            for link in list(self.links):
+                link.unheard += 1
+                if link.unheard > _MOST_UNHEARD and isinstance(link, RouterLink):
+                    link.hang_up()
             now = self.instances()
             encoded = msgspec.msgpack.encode(now)
             if encoded != told:
@@ -76,6 +85,12 @@ class RouterLink(WorkerLink):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
+
+    def hang_up(self) -> None:
+        """Nothing came for too long."""
+        if self.greeted:
+            logger.warning("a router is silent and taken for gone", pid=self.pid)
+        self.close()
 
     def _receive(self, message: FromWorker) -> None:
         if not self.greeted:

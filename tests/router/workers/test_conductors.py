@@ -20,6 +20,8 @@ from conductor.placement import FailureKind, InstanceFailure, Placement, Placeme
 from router.accounts import KeyLimits
 from router.api_keys import ApiKey, KeyRing
 from router.services import RouterServices
+from router.workers import router_desk
+from router.workers.client import PlacementClient
 from router.workers.conductors import SILENT_S, Conductor, Conductors
 from router.workers.messages import Setup
 from router.workers.router_desk import RouterDesk
@@ -249,3 +251,28 @@ async def test_changes_of_the_cluster_are_told(two) -> None:
     a.scheduler.instance_down("m0", "gone")
     a.desk.instance_lost("m0", "gone")
     await until(lambda: len(router.conductors.local._told.instances) == 2)
+
+
+async def test_a_router_whose_machine_is_gone_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No end of its connection is ever seen."""
+    monkeypatch.setattr(router_desk, "_TELL_EVERY_S", 0.05)
+    a = Office("a")
+    await a.open()
+    alive = await Router(a).start()
+    await alive.placed(LONG)
+    loop = asyncio.get_running_loop()
+    _, silent = await loop.create_connection(PlacementClient, "127.0.0.1", a.port)
+    silent.greet(-1, 1, TOKEN)
+    silent.serve(RouterServices(silent, dispatch=silent), tuple)
+    account = silent.make_account(KEY, router_tenant())
+    for grant in (account.enter(0.0).number, 0):
+        waiter = Waiter()
+        silent._services.line.arrive(waiter, request(LONG, grant=grant))
+        assert isinstance(await waiter.told, Placement)
+    assert a.active == 3 and a.services.keys.accounts["k"].tenant.active == 1
+    await until(lambda: a.active == 1)
+    assert a.services.keys.accounts["k"].tenant.active == 0
+    assert len(a.desk.links) == 1 and alive.conductors.failovers == 0
+    await silent.lost
+    await alive.conductors.close()
+    a.close()
