@@ -15,6 +15,8 @@ logger = structlog.get_logger("router")
 
 _NOT_PASSED_ON = HOP_BY_HOP | {b"transfer-encoding"}
 _TIMEOUTS = httpx.Timeout(None, connect=5.0)
+# As many as are asked for: a hundred slow clients, or a conductor that hangs, must not keep the others waiting.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 
 
 class PassedOn:
@@ -26,7 +28,7 @@ class PassedOn:
     def __init__(
         self, rest_socket: str | None, url: Callable[[], str | None] = lambda: "http://conductor"
     ) -> None:
-        self._transport = httpx.AsyncHTTPTransport(uds=rest_socket)
+        self._transport = httpx.AsyncHTTPTransport(uds=rest_socket, limits=_LIMITS)
         self._url = url
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

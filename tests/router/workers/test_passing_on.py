@@ -147,6 +147,21 @@ async def test_a_client_that_leaves_ends_the_request(sources: Sources) -> None:
         await ended.wait()
 
 
+async def test_clients_that_do_not_end_their_requests_keep_nobody_waiting(sources: Sources) -> None:
+    await sources.rest(_echo())
+    client = await sources.client()
+    assert client.base_url.port is not None
+    writers = []
+    for _ in range(120):
+        _, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.write(b"POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nsome")
+        writers.append(writer)
+    await asyncio.sleep(0.5)
+    assert (await client.get("/health")).status_code == 201
+    for writer in writers:
+        writer.transport.abort()
+
+
 async def test_without_the_conductor_the_answer_says_so(sources: Sources) -> None:
     client = await sources.client()
     answer = await client.get("/v1/models")
