@@ -99,12 +99,12 @@ def _openai_routes(services: RouterServices) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["inference"])
 
     @router.get("/models", summary="List the models that are served")
-    def list_models() -> dict[str, Any]:
+    async def list_models() -> dict[str, Any]:
         cards = services.placements.models()
         return {"object": "list", "data": [entry for card in cards for entry in _model_entries(card)]}
 
     @router.get("/models/{model:path}", summary="One model", responses={404: _NOT_SERVED})
-    def get_model(model: str) -> Response:
+    async def get_model(model: str) -> Response:
         for card in services.placements.models():
             for entry in _model_entries(card):
                 if entry["id"] == model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 from typing import Any
 
 import openai
@@ -145,6 +146,23 @@ async def test_inference_and_control_requests_alternate_on_one_connection(cluste
         head, answer = await connection.response()
         assert orjson.loads(answer) == cluster.ANSWER
     await connection.close()
+
+
+async def test_the_scheduler_is_asked_for_its_models_in_its_own_thread(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instances join and leave there, and what is gone through must not change meanwhile."""
+    door = await cluster.door([await cluster.engine()])
+    threads, models = [], door.placements.models
+
+    def asked() -> Any:
+        threads.append(threading.current_thread())
+        return models()
+
+    monkeypatch.setattr(door.placements, "models", asked)
+    for path in ("/v1/models", f"/v1/models/{cluster.MODEL}", "/v1/models/other"):
+        await door.client.get(path)
+    assert threads == 3 * [threading.current_thread()]
 
 
 async def test_pipelined_requests_are_answered_in_order(cluster: Any) -> None:
