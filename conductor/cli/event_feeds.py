@@ -112,4 +112,4 @@ class EventFeeds:
         """Forget LMCache servers that stopped sending heartbeats."""
         while True:
             await asyncio.sleep(_EXPIRY_CHECK_S)
-            self.lmcache.expire(self._clock())
+            await asyncio.to_thread(self.lmcache.expire, self._clock())  # of one that held much it takes long

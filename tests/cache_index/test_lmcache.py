@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -448,3 +449,38 @@ async def test_a_hash_that_is_none_is_refused(coordinator: Coordinator) -> None:
 async def test_no_batches_are_fine(coordinator: Coordinator) -> None:
     answer = await coordinator.client.post("/events", json={})
     assert answer.json() == {"applied": 0, "duplicates": 0, "stale": 0}
+
+
+def test_placements_do_not_wait_for_a_batch_that_is_being_applied() -> None:
+    fleet = Fleet()
+    fleet.register()
+    fleet.send("store", [0, 1])
+    begun, go = threading.Event(), threading.Event()
+
+    class Long(tuple[ChunkObject, ...]):
+        def __iter__(self) -> Any:
+            begun.set()
+            go.wait(30)
+            return super().__iter__()
+
+    found: list[Any] = []
+
+    def place() -> None:
+        found.append(fleet.tokens())
+        found.append(fleet.directory.worlds(MODEL))
+        found.append([each.instance_id for each in fleet.directory.servers()])
+        found.append(fleet.directory.stream_stats()[0].last_seq)
+        found.append(len(fleet.directory.reach()))
+
+    batch = ObjectBatch("mp-1", 1, 2, "store", "l1", "dram", False, Long())
+    applying = threading.Thread(target=fleet.directory.apply, args=(batch, 0.0))
+    placing = threading.Thread(target=place)
+    applying.start()
+    assert begun.wait(30)
+    placing.start()
+    placing.join(10)
+    waited = placing.is_alive()
+    go.set()
+    applying.join()
+    placing.join()
+    assert not waited and found == [2 * CHUNK, [1], ["mp-1"], 2, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -236,3 +237,14 @@ async def test_a_forgotten_publisher_leaves_nothing(service: Service) -> None:
     service.ingest.forget(STORE)
     assert service.blocks(TOKENS) == 0
     assert service.ingest.stream_stats() == []
+
+
+def test_statistics_do_not_wait_for_events_that_are_being_applied() -> None:
+    ingest = PushIngest(CacheIndex(), time.monotonic)
+    asking = threading.Thread(target=ingest.stream_stats)
+    with ingest.lock:
+        asking.start()
+        asking.join(10)
+        waited = asking.is_alive()
+    asking.join()
+    assert not waited
