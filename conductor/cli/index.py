@@ -23,6 +23,7 @@ from conductor import __version__
 from conductor.build_info import BuildCollector
 from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
+from conductor.cli.background import keep_going
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.front import cannot_listen
@@ -97,8 +98,7 @@ async def _serve(config: Config) -> None:
         stack.callback(feeds.close)
         if snapshots is not None:
             snapshots.start()
-        expiry = asyncio.create_task(feeds.expire_forever())
-        stack.callback(expiry.cancel)
+        keep_going(stack, feeds.expire_forever)
         port = config.server.port if "port" in config.server.model_fields_set else DEFAULT_PORT
         address = f"{config.server.host}:{port}"
         try:

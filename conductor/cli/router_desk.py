@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 import structlog
 
+from conductor.cli.background import keep_going
 from conductor.cluster import Health
 from conductor.config import Config
 from conductor.configuration_faults import ConfigError
@@ -56,7 +56,7 @@ async def open_router_desk(
             f"({error.strerror or error}); choose another one"
         ) from None
     stack.callback(desk.close)
-    stack.callback(asyncio.create_task(desk.tell_forever()).cancel)
+    keep_going(stack, desk.tell_forever)
     _log.info("routers may connect", address=f"{server.routers_host}:{port}")
     return desk
 

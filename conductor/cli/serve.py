@@ -33,6 +33,7 @@ from conductor.cache_lookup import make_lookup_router
 from conductor.cache_orders import CacheOrders
 from conductor.cache_rest import make_cache_router
 from conductor.cli.access import make_rest_ring
+from conductor.cli.background import keep_going
 from conductor.cli.configured_cluster import make_cluster, pool_of
 from conductor.cli.discovery_sources import start_discovery
 from conductor.cli.emulation import EmulatedCluster
@@ -262,14 +263,13 @@ async def _serve(config: Config) -> None:
                 feeds.follow_master(Holder(pool.id), pool.mooncake)
         feeds.start()
         stack.callback(feeds.close)
-        keepers = (
-            feeds.expire_forever(),
-            reservations.expire_forever(),
-            membership.check_forever(),
-            save_learned_forever(scheduler, store),
-        )
-        for keeper in keepers:
-            stack.callback(asyncio.create_task(keeper).cancel)
+        for keeper in (
+            feeds.expire_forever,
+            reservations.expire_forever,
+            membership.check_forever,
+            partial(save_learned_forever, scheduler, store),
+        ):
+            keep_going(stack, keeper)
         told_of_loss = [front.instance_lost]
         desk = await open_router_desk(config, services, tokenizers, scheduler, front.url, stack)
         if desk is not None:
@@ -295,7 +295,7 @@ async def _serve(config: Config) -> None:
         await start_runner(actions, feeds, stack)
         if planning is not None:
             stack.callback(planning.save)
-            stack.callback(asyncio.create_task(planning.plan_forever()).cancel)
+            keep_going(stack, planning.plan_forever)
         monitor.start()
         membership.watcher = monitor
         shared.start(scheduler, membership, front.url, instances, feeds)

@@ -17,6 +17,7 @@ from cache_index.prompt_match import PromptMatcher
 from conductor.action_ledger import ActionLedger
 from conductor.action_runner import ActionRunner
 from conductor.actions import Executor, Prefix
+from conductor.cli.background import keep_going
 from conductor.cli.event_feeds import EventFeeds
 from conductor.cli.tier_sites import TierSites
 from conductor.cluster import Cluster
@@ -79,7 +80,7 @@ async def start_runner(runner: ActionRunner, feeds: EventFeeds, stack: AsyncExit
     """Begin to carry actions out, until ``stack`` is closed."""
     runner.start()
     stack.push_async_callback(runner.close, _CLOSE_GRACE_S)
-    stack.callback(asyncio.create_task(_watch_servers(runner, feeds)).cancel)
+    keep_going(stack, partial(_watch_servers, runner, feeds))
 
 
 async def _watch_servers(runner: ActionRunner, feeds: EventFeeds) -> None:

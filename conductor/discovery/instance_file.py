@@ -41,6 +41,11 @@ def read_instances(path: Path) -> list[InstanceConfig]:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise InstanceFileError(_as_one_line(error)) from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a 13th month, a number without digits, a thousand brackets
+        raise InstanceFileError(f"holds what YAML cannot read: {error}") from None
     if not isinstance(content, dict):
         found = "nothing" if content is None else f"a {type(content).__name__}"
         raise InstanceFileError(f"line 1: must hold a mapping with 'instances: [...]', not {found}")

@@ -62,6 +62,28 @@ def test_a_file_changes_in_place_and_by_renaming(followed: Followed, path: Path)
     assert followed.ids() == set()
 
 
+@pytest.mark.parametrize(
+    "broken",
+    ["instances: [{id: 2026-13-01}]\n", "instances: [{id: a, ranks: 0b_}]\n", "instances: " + "[" * 5_000],
+)
+async def test_a_file_is_followed_after_values_that_yaml_cannot_read(
+    followed: Followed, path: Path, broken: str
+) -> None:
+    path.write_text(ONE)
+    assert followed.ids() == {"a"}
+    following = asyncio.create_task(followed.file.check_forever())
+    path.write_text(broken)
+    async with asyncio.timeout(10):
+        while followed.error is None and not following.done():
+            await asyncio.sleep(0.01)
+        assert "YAML" in (followed.error or "") and followed.ids() == {"a"}
+        path.write_text(TWO)
+        while len(followed.scheduler.cluster) < 2 and not following.done():
+            await asyncio.sleep(0.01)
+    assert followed.ids() == {"a", "b"}
+    following.cancel()
+
+
 def test_a_config_map_changes_by_a_symbolic_link(tmp_path: Path) -> None:
     """As the kubelet does it: the file is a link through `..data`, which is exchanged."""
     for name, text in (("..2026_11_01", ONE), ("..2026_11_02", TWO)):
