@@ -30,7 +30,7 @@ from conductor.access_config import ApiKeyConfig, SendableSecret, check_names
 from conductor.admission import make_rule
 from conductor.circuit import SuspensionPolicy
 from conductor.cluster_shape import read_cluster_shape
-from conductor.configuration_faults import ConfigError, explain
+from conductor.configuration_faults import ConfigError, explain, read_yaml
 from conductor.discovery_config import DiscoveryConfig
 from conductor.endpoint_picker_config import EndpointPickerConfig
 from conductor.front_door_config import CorsConfig, EngineTlsConfig, ServerTlsConfig, TracingConfig
@@ -342,7 +342,7 @@ def _without_excerpt(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
-    return type(error).__name__
+    return str(error) if type(error) is yaml.YAMLError else type(error).__name__
 
 
 def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> Config:
@@ -353,7 +353,7 @@ def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -
     content: Any = {}
     if path is not None:
         try:
-            content = yaml.safe_load(path.read_text()) or {}
+            content = read_yaml(path.read_text()) or {}
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
             raise ConfigError(f"cannot read the configuration file {path}: {reason}") from None

@@ -6,11 +6,26 @@ import difflib
 from collections.abc import Iterable
 from typing import Any, get_args
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 
 class ConfigError(Exception):
     """The configuration cannot be used; the message names the key and the remedy."""
+
+
+def read_yaml(text: str) -> Any:
+    """Raises yaml.YAMLError, which the library does not for every text that is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise
+    except RecursionError:
+        raise yaml.YAMLError("lists and mappings lie too deeply in each other") from None
+    except Exception:  # whatever making a date, a number or a truth value of it raised
+        raise yaml.YAMLError(
+            "a value cannot be read as what it looks like, such as a date in a 13th month; put it in quotes"
+        ) from None
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:

@@ -36,6 +36,7 @@ from conductor.catalogue.measured_times import PrefillTime, StepTime, with_measu
 from conductor.catalogue.models import MODELS, WeightPrecision
 from conductor.catalogue.roofline import Deployment
 from conductor.codec_config import CodecConfig
+from conductor.configuration_faults import read_yaml
 from conductor.costs import InstanceClass, Speed
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -243,7 +244,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ValueError(f"cannot read the profile {path}: {reason}") from None
     try:
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content = json.loads(text) if path.suffix == ".json" else read_yaml(text)
     except (yaml.YAMLError, json.JSONDecodeError) as error:
         kind = "JSON" if path.suffix == ".json" else "YAML"
         raise ValueError(f"{path} is not valid {kind}: {error}") from None

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from conductor.admission import RULES
 from conductor.cli.trace_options import fail
+from conductor.configuration_faults import read_yaml
 from simulator.experiments.clusters import Setting
 
 InstanceClassOption = Annotated[
@@ -53,7 +54,7 @@ def read_setting(console: Console, text: str) -> Setting:
 def read_value(text: str) -> Any:
     """A value as it would stand in a cluster file."""
     try:
-        return yaml.safe_load(text)
+        return read_yaml(text)
     except yaml.YAMLError:
         return text
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from conductor.cli.logs import configure_logs
 from conductor.cli.stop_signals import on_stop_signal
-from conductor.configuration_faults import ConfigError, explain
+from conductor.configuration_faults import ConfigError, explain, read_yaml
 from conductor.instance_config import InstanceConfig
 
 _log = structlog.get_logger(__name__)
@@ -95,7 +95,7 @@ def _body(instance_id: str, engine_url: str, role: str, fields: list[str]) -> di
         if not equals:
             raise ConfigError(f"--set {given!r}: write KEY=VALUE, for example --set ranks=2")
         try:
-            described[name] = yaml.safe_load(value)
+            described[name] = read_yaml(value)
         except yaml.YAMLError:
             raise ConfigError(f"--set {given!r}: the value is not valid YAML") from None
     described |= {"id": instance_id, "url": engine_url}

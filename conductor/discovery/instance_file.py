@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from conductor.configuration_faults import explain_each
+from conductor.configuration_faults import explain_each, read_yaml
 from conductor.discovery.roll import Listed, Roll
 from conductor.instance_config import InstanceConfig
 
@@ -38,14 +38,9 @@ def read_instances(path: Path) -> list[InstanceConfig]:
     if path.suffix == ".json":
         text = text.replace("\t", " ")  # what JSON may be indented with, and YAML, which includes it, may not
     try:
-        content = yaml.safe_load(text)
+        content = read_yaml(text)
     except yaml.YAMLError as error:
         raise InstanceFileError(_as_one_line(error)) from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a 13th month, a number without digits, a thousand brackets
-        raise InstanceFileError(f"holds what YAML cannot read: {error}") from None
     if not isinstance(content, dict):
         found = "nothing" if content is None else f"a {type(content).__name__}"
         raise InstanceFileError(f"line 1: must hold a mapping with 'instances: [...]', not {found}")

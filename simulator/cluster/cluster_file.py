@@ -23,7 +23,7 @@ from conductor.catalogue.profile_file import read_instance_class
 from conductor.cluster_shape import read_cluster_shape
 from conductor.codec_config import CodecConfig
 from conductor.config import AdmissionConfig, ObjectivesConfig, Positive
-from conductor.configuration_faults import ConfigError, did_you_mean, explain
+from conductor.configuration_faults import ConfigError, did_you_mean, explain, read_yaml
 from conductor.costs import DEFAULT_LINKS, Distance, InstanceClass, Speed, Topology
 from conductor.link_budgets import LinkBudget
 from conductor.placement import Objectives, Role
@@ -171,7 +171,7 @@ def read_cluster(path: Path) -> ClusterFile:
 def cluster_content(path: Path) -> dict[str, Any]:
     """What the file says, unchecked but for being a mapping. Raises ConfigError."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(f"cannot read the cluster file {path}: {reason}") from None

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from conductor.catalogue import MODELS, KvPrecision
 from conductor.config import Positive
-from conductor.configuration_faults import ConfigError, did_you_mean, explain
+from conductor.configuration_faults import ConfigError, did_you_mean, explain, read_yaml
 from conductor.policies import POLICIES
 from simulator.experiments.clusters import Setting
 from simulator.experiments.figures import FIGURES, OF_BOUNDS, USUAL
@@ -230,7 +230,7 @@ class Experiment(_Section):
 def read_experiment(path: Path) -> Experiment:
     """Raises ConfigError naming file, key and remedy."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ConfigError(f"cannot read the experiment {path}: {reason}") from None

@@ -83,6 +83,8 @@ def test_flags_win_over_environment_over_file_over_defaults(
         ("emulation: {cluster: 4p4d, base_port: 65505}", "last would be 65536; begin lower"),
         ("- a", "must hold a mapping"),
         ("a: [", "not valid YAML"),
+        ("instances: [{id: 2026-13-01}]", "put it in quotes"),
+        ("a: " + "[" * 5_000, "too deeply"),
     ],
 )
 def test_errors_name_file_key_and_remedy(tmp_path: Path, text: str, message: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import yaml
 
+from conductor.configuration_faults import read_yaml
 from conductor.instance_config import InstanceConfig
 
 OWN: Final = "conductor."
@@ -67,7 +68,7 @@ def read_marks(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Mar
             if key not in _FIELDS and key not in _ABOUT_THE_POD:
                 raise AnnotationError(f"{name}: {_why_not(key)}")
             try:
-                value = yaml.safe_load(text)
+                value = read_yaml(text)
             except yaml.YAMLError:
                 raise AnnotationError(f"{name}: {text!r} is not valid YAML") from None
             (about if key in _ABOUT_THE_POD else own)[key] = value

@@ -105,10 +105,9 @@ class PodWatch:
 
     async def _list(self) -> None:
         pods, version = await self._api.list_pods(self.config.namespace, self.config.selector)
-        self._pods.clear()
-        self._ids.clear()
-        for pod in pods:
-            self._take(pod)
+        read = [(_key(pod), pod_id(pod, self.config), self._read(pod)) for pod in pods]
+        self._pods = {key: found for key, _, found in read}
+        self._ids = {key: name for key, name, _ in read}
         self._version = version
         self._on_change()
 
@@ -135,16 +134,15 @@ class PodWatch:
             self._pods.pop(key, None)
             self._ids.pop(key, None)
         else:
-            self._take(event.pod)
+            key = _key(event.pod)
+            self._pods[key], self._ids[key] = self._read(event.pod), pod_id(event.pod, self.config)
         self._on_change()
 
-    def _take(self, pod: Pod) -> None:
-        key = _key(pod)
-        self._ids[key] = pod_id(pod, self.config)
+    def _read(self, pod: Pod) -> tuple[Listed, ...] | AnnotationError:
         try:
-            self._pods[key] = instances_of(pod, self.config)
+            return instances_of(pod, self.config)
         except AnnotationError as error:
-            self._pods[key] = error
+            return error
 
 
 class KubernetesPods:

@@ -64,7 +64,11 @@ def test_a_file_changes_in_place_and_by_renaming(followed: Followed, path: Path)
 
 @pytest.mark.parametrize(
     "broken",
-    ["instances: [{id: 2026-13-01}]\n", "instances: [{id: a, ranks: 0b_}]\n", "instances: " + "[" * 5_000],
+    [
+        "instances: [{id: 2026-13-01}]\n",
+        "instances: [{id: a, ranks: !!bool x}]\n",
+        "instances: " + "[" * 5_000,
+    ],
 )
 async def test_a_file_is_followed_after_values_that_yaml_cannot_read(
     followed: Followed, path: Path, broken: str

@@ -20,6 +20,7 @@ from kubernetes_asyncio.config import incluster_config
 from conductor.cluster import Health
 from conductor.configuration_faults import ConfigError
 from conductor.discovery.kubernetes.api import ApiError, PodApi
+from conductor.discovery.kubernetes.conventions import OWN
 from conductor.discovery.kubernetes.watching import SOURCE, KubernetesPods
 from conductor.discovery.roll import Roll
 from conductor.discovery_config import KubernetesConfig
@@ -128,6 +129,22 @@ async def test_a_watch_is_taken_up_where_it_ended(tmp_path: Path) -> None:
             assert followed.state.error is None
             assert len(server.lists) == 1
             assert all(query["allowWatchBookmarks"] == "True" for query in server.watches)
+
+
+@pytest.mark.parametrize("value", ["2026-13-01", "!!bool x", "[" * 5_000])
+async def test_a_pod_whose_annotation_cannot_be_read_leaves_the_others_alone(
+    tmp_path: Path, value: str
+) -> None:
+    async with kubernetes_api() as server:
+        server.put(pod("vllm-0", ip="10.1.0.1"))
+        server.put(pod("broken", ip="10.1.0.2", annotations={OWN + "ranks": value}))
+        server.put(pod("vllm-2", ip="10.1.0.3"))
+        async with following(server, tmp_path) as followed:
+            await until(lambda: followed.ids() == {"vllm-0", "vllm-2"})
+            assert "is not valid YAML" in followed.state.refused["broken"]
+            server.put(pod("vllm-3", ip="10.1.0.4"))
+            await until(lambda: "vllm-3" in followed.ids())
+            assert followed.state.failures == 0 and len(server.lists) == 1
 
 
 async def test_bookmarks_move_the_version_on(tmp_path: Path) -> None:
