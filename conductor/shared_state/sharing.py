@@ -288,11 +288,12 @@ class SharedState:
         old = self.registry.forget(self.wall())
         missing = self.registry.missing_from(heard)
         self._unsent.clear()
-        self._stamp = stamp.decode()
+        self._stamp = None  # whatever goes wrong from here on, look again
         if old:
             await self.link.run(scripts.FORGET_INSTANCES, ("instances",), *old)
-        if missing:
-            self._stamp = None  # whatever goes wrong, look again
+        if not missing:
+            self._stamp = stamp.decode()
+        else:
             self._stamps += 1
             fields = [part for e in missing for part in (e.instance_id, e.order, registry.encoded(e))]
             await self.link.run(

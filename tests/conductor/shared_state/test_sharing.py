@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from conductor.costs import Calibration
 from conductor.placement import Usage
 from conductor.shared_state import RedisLink, host_of, scripts
+from conductor.shared_state.instances import Standing
 from conductor.shared_state.learned import SharedCalibrations
 from conductor.shared_state.sharing import _pairs
 
@@ -203,6 +204,21 @@ async def test_flushed_redis_is_filled_again(server: RedisProcess, replicas) -> 
     # The lease stays with its holder, for nobody else is granted one before it would have ended.
     await until(lambda: late.state.lease.leader != "")
     assert (a.state.token or b.state.token) == token
+
+
+async def test_what_could_not_be_told_is_told_later(
+    server: RedisProcess, replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis goes between two steps of one turn, behind the reading and before the telling."""
+    a, b = replicas("a"), replicas("b")
+    await until(lambda: a.state.state == b.state.state == "up" and a.state._stamp == b.state._stamp == "")
+    monkeypatch.setattr(scripts, "FORGET_INSTANCES", "return redis.error_reply('gone')")
+    a.state.registry.write("of-last-week", Standing.REMOVED, {}, at_s=0.0)
+    a.members.put(engine("e0"))
+    await until(lambda: a.state.counts.losses == 1)
+    monkeypatch.undo()
+    await until(lambda: "e0" in b.instances())
+    assert "of-last-week" not in a.state.registry.entries
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
