@@ -19,6 +19,7 @@ SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _HEALTH: Final = "grpc.health.v1.Health"
 _ENVELOPE_BYTES: Final = 1 << 20  # of a message, beside the body in it
 _LOOK_AGAIN_S: Final = 1.0
+_PING_MS: Final = 30_000  # else the machine of a gateway could be gone for two hours unnoticed
 _SERVING, _NOT_SERVING, _UNKNOWN = 1, 2, 3
 
 
@@ -65,6 +66,10 @@ class PickerServer:
                 ("grpc.max_receive_message_length", limit),
                 ("grpc.max_send_message_length", limit),
                 ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", _PING_MS),
+                ("grpc.keepalive_timeout_ms", _PING_MS // 3),
+                ("grpc.http2.ping_timeout_ms", _PING_MS // 3),
+                ("grpc.http2.max_pings_without_data", 0),
             )
         )
         server.add_generic_rpc_handlers(
