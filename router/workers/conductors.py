@@ -159,10 +159,10 @@ class Conductors:
                     async with asyncio.timeout(PING_S):
                         await asyncio.shield(client.lost)
         finally:
-            conductor.link = None
             client.abort()
             if not client.lost.done():
                 await client.lost
+            conductor.link = None  # not before: who leaves meanwhile must be let go there
             if client.welcomed.done():
                 client.welcomed.exception()
             self._lost(conductor, client)

@@ -215,6 +215,23 @@ async def test_who_waits_in_the_room_of_a_lost_conductor_is_asked_for_again() ->
     b.close()
 
 
+async def test_who_leaves_while_a_silent_conductor_is_given_up_is_asked_for_nowhere(two) -> None:
+    a, b, router = two
+    first = router.conductors.conductors[0]
+    client = first.link
+    a.stand_still()
+    waiters = [router.ask(seed=seed) for seed in range(3)]
+    async with asyncio.timeout(20):
+        while not client._transport.is_closing():
+            await asyncio.sleep(0)
+    router.services.line.leave(waiters.pop(1))
+    for waiter in waiters:
+        outcome = await waiter.told
+        assert isinstance(outcome, Placement) and outcome.placement_id.startswith("b-")
+    assert b.active == 2
+    assert len(router.conductors._placed) == 2
+
+
 async def test_limits_of_keys_go_with_their_requests(two) -> None:
     a, b, router = two
     account = router.conductors.make_account(KEY, router_tenant())
