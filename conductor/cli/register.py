@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import re
 from typing import Annotated, Any, Final
@@ -126,18 +125,16 @@ async def _keep_registered(
             )
             for url in conductors
         ]
-        keeping = asyncio.gather(*(place.keep() for place in places))
+        keeping = [asyncio.create_task(place.keep()) for place in places]
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if keeping.done():
-            refused = keeping.exception()
-            await asyncio.gather(*(place.leave(0.0) for place in places))
-            raise ConfigError(str(refused)) if isinstance(refused, RefusedError) else AssertionError(refused)
-        keeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeping
-        await asyncio.gather(*(place.leave(drain_s) for place in places))
+        await asyncio.wait((*keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for task in (*keeping, stopping):  # all of them: one that went on would register again
+            task.cancel()
+        ended = await asyncio.gather(*keeping, return_exceptions=True)
+        refused = next((each for each in ended if isinstance(each, Exception)), None)
+        await asyncio.gather(*(place.leave(drain_s if refused is None else 0.0) for place in places))
+        if refused is not None:
+            raise ConfigError(str(refused)) if isinstance(refused, RefusedError) else refused
 
 
 class _Registration:
@@ -159,6 +156,7 @@ class _Registration:
         self._ttl_s = ttl_s
         self._draw = draw
         self._known = False
+        self._asked = False  # to register it, which may have happened though no answer came
 
     async def keep(self) -> None:
         """Register, and again whenever the conductor does not know the instance. Raises RefusedError."""
@@ -177,7 +175,7 @@ class _Registration:
 
     async def leave(self, drain_s: float) -> None:
         """Take the instance out where it is registered, and wait until its requests have ended there."""
-        if not self._known:
+        if not self._asked:
             return
         parameters = {"registered": "true"}
         if drain_s > 0:
@@ -195,8 +193,10 @@ class _Registration:
             _log.warning("left without the conductor's consent", url=self._url, reason=_reason(error))
 
     async def _register(self) -> bool:
+        self._asked = True
         answer = await self._http.put(self._url + self._path, params={"ttl_s": self._ttl_s}, json=self._body)
         if answer.status_code in (401, 403, 404, 409, 422):
+            self._asked = False
             raise RefusedError(f"{self._url} refuses the instance: {_told(answer)}")
         answer.raise_for_status()
         _log.info("registered", url=self._url, ttl_s=self._ttl_s)
