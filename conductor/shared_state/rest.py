@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import structlog
 from fastapi import APIRouter, HTTPException, Response
-from fastapi.responses import FileResponse
-from starlette.background import BackgroundTask
+from fastapi.responses import StreamingResponse
 
 from conductor.rest import answers
 from conductor.shared_state.joining import SNAPSHOT_PATH
 from conductor.shared_state.sharing import SharedState
 
 _log = structlog.get_logger(__name__)
+
+_PIECE_BYTES: Final = 1 << 20
 
 
 class ReplicaAnswer(answers.Answer):
@@ -68,22 +70,30 @@ def make_shared_state_router(shared: SharedState, save: Callable[[Path], object]
         ]
         return answers.json_answer(status)
 
-    @router.get(SNAPSHOT_PATH, summary="The index as it is now", response_class=FileResponse)
+    @router.get(SNAPSHOT_PATH, summary="The index as it is now", response_class=StreamingResponse)
     async def snapshot() -> Response:
         """For a replica that joins: a file as those of `state_dir`."""
         async with saving:
-            with tempfile.NamedTemporaryFile(prefix="conductor-index-", delete=False) as made:
-                path = Path(made.name)
             try:
-                await asyncio.to_thread(save, path)
+                file = await asyncio.to_thread(_saved, save)
             except OSError as error:
-                path.unlink(missing_ok=True)
-                _log.error("no snapshot can be written", path=str(path), reason=str(error))
+                _log.error("no snapshot can be written", path=tempfile.gettempdir(), reason=str(error))
                 raise HTTPException(503, f"no snapshot can be written here: {error.strerror}") from None
-        return FileResponse(
-            path,
-            media_type="application/octet-stream",
-            background=BackgroundTask(path.unlink, missing_ok=True),
-        )
+        length = {"content-length": str(os.fstat(file.fileno()).st_size)}
+        return StreamingResponse(_pieces(file), media_type="application/octet-stream", headers=length)
 
     return router
+
+
+def _saved(save: Callable[[Path], object]) -> BinaryIO:
+    """A file that has no name any more: it may have gigabytes, and is gone however the request for it ends."""
+    with tempfile.TemporaryDirectory(prefix="conductor-index-") as folder:
+        path = Path(folder) / "snapshot"
+        save(path)
+        return path.open("rb")
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    with file:
+        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+            yield piece
