@@ -82,7 +82,7 @@ class KeyRing:
             )
         found = self._known.get(self._blinded(hashlib.sha256(given).digest()))
         if found is None:
-            raise _unauthorized("The API key is not known here.", "invalid_api_key")
+            raise unknown_key()
         return found
 
     def _blinded(self, digest: bytes) -> bytes:
@@ -108,6 +108,10 @@ def _password(credentials: bytes) -> bytes | None:
         return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2] or None
     except binascii.Error:
         return None
+
+
+def unknown_key() -> RequestError:
+    return _unauthorized("The API key is not known here.", "invalid_api_key")
 
 
 def _unauthorized(message: str, code: str) -> RequestError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from router.accounts import Account, Grant
-from router.api_keys import KeyRing
+from router.api_keys import KeyRing, unknown_key
 from router.errors import RequestError
 from router.refusals import AnsweredError
 from router.workers.messages import Enter, GrantEnded, MessageError
@@ -13,9 +13,9 @@ from router.workers.messages import Enter, GrantEnded, MessageError
 
 @dataclass(slots=True)
 class _Entered:
-    account: Account
-    grant: Grant | None  # None: refused, with the reason
-    refusal: RequestError | None
+    account: Account | None  # None: of a key that is not known here
+    grant: Grant | None = None
+    refusal: RequestError | None = None
     charged: bool = False
 
 
@@ -30,17 +30,21 @@ class WorkerGrants:
         return len(self._entered)
 
     def enter(self, message: Enter, now_s: float) -> None:
-        """Count a request in, or remember why it may not be. Raises MessageError for an unknown key."""
+        """Count a request in, or remember why it may not be. Raises MessageError for one that is in already.
+
+        A router may have begun with keys that are no longer here since this process was started again.
+        """
+        if message.grant in self._entered:
+            raise MessageError(f"grant {message.grant} of the key {message.key!r} was entered before")
         account = None if self._keys is None else self._keys.accounts.get(message.key)
-        if account is None or message.grant in self._entered:
-            raise MessageError(
-                f"grant {message.grant} of the key {message.key!r}: unknown, or entered before"
-            )
+        entered = self._entered[message.grant] = _Entered(account)
         try:
-            entered = _Entered(account, account.enter(now_s), None)
+            if account is not None:
+                entered.grant = account.enter(now_s)
+            elif self._keys is not None:
+                raise unknown_key()
         except RequestError as error:
-            entered = _Entered(account, None, error)
-        self._entered[message.grant] = entered
+            entered.refusal = error
 
     def check(self, grant: int, prompt_tokens: int | None, now_s: float) -> None:
         """Raises AnsweredError for a request that is beyond a limit; ``prompt_tokens`` are taken once."""
@@ -59,7 +63,7 @@ class WorkerGrants:
     def fields(self, grant: int, now_s: float) -> str:
         """The header lines of its response about the limits of its key."""
         entered = self._entered.get(grant)
-        return "" if entered is None else entered.account.fields(now_s)
+        return "" if entered is None or entered.account is None else entered.account.fields(now_s)
 
     def end(self, message: GrantEnded, now_s: float) -> None:
         """Raises MessageError for an unknown grant."""

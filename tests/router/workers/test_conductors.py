@@ -248,6 +248,23 @@ async def test_limits_of_keys_go_with_their_requests(two) -> None:
     await until(lambda: len(next(iter(b.desk.links))._grants) == 0)
 
 
+async def test_a_key_that_a_conductor_has_no_longer_costs_only_its_own_requests() -> None:
+    """The router began with it, and the conductor was started again without."""
+    a = Office("a")
+    a.services.keys = KeyRing([])
+    await a.open()
+    router = await Router(a).start()
+    await router.placed(LONG)
+    grant = router.conductors.make_account(KEY, router_tenant()).enter(0.0)
+    assert "The API key is not known here" in str(await _refusal(router, grant=grant.number))
+    grant.end(0.0, failed=True, prompt_tokens=None, output_tokens=None)
+    await router.placed()
+    assert router.conductors.failovers == 0 and a.active == 2
+    assert len(next(iter(a.desk.links))._grants) == 0
+    await router.conductors.close()
+    a.close()
+
+
 def router_tenant():
     return KeyRing([KEY]).accounts["k"].tenant
 
