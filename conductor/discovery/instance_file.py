@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from conductor.configuration_faults import explain_each, read_yaml
 from conductor.discovery.roll import Listed, Roll
 from conductor.instance_config import InstanceConfig
+from conductor.own_thread import in_own_thread
 
 SOURCE: Final = "file"
 
@@ -104,7 +105,7 @@ class WatchedInstanceFile:
         """On a thread of its own: a network file system that hangs must hold up nothing else."""
         while True:
             await asyncio.sleep(self._check_s)
-            self._take(await asyncio.to_thread(self._look))
+            self._take(await in_own_thread(self._look, "instance-file"))
 
     def _look(self) -> list[InstanceConfig] | InstanceFileError | None:
         """None when nothing has changed."""

@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -21,6 +22,7 @@ from conductor.actions import ActionKind, ExecutionError, Place, TierAction
 from conductor.executors.chunk_ranges import known_prefix
 from conductor.executors.mooncake_copies import ObjectCopies
 from conductor.executors.store_http import ask
+from conductor.own_thread import in_own_thread
 
 _LOADS = (ActionKind.PREFETCH, ActionKind.PROMOTE)
 _COPIES = (ActionKind.REPLICATE, ActionKind.MOVE)
@@ -168,8 +170,9 @@ class MooncakeExecutor:
 async def _copied(store: MooncakeStore, keys: Sequence[str], source: str | None, target: str) -> int:
     assert store.copies is not None
     stop = threading.Event()
+    copy = partial(store.copies.carry_out, keys, source, target, stop)
     try:
-        return await asyncio.to_thread(store.copies.carry_out, keys, source, target, stop)
+        return await in_own_thread(copy, "mooncake-copies")  # it hangs as long as the master does
     finally:
         stop.set()  # a thread cannot be cancelled
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,3 +184,35 @@ def test_json_is_read_too(tmp_path: Path, indent: int | str | None) -> None:
     path.write_text(json.dumps({"instances": [entry | {"role": "x"}]}, indent=2))
     with pytest.raises(InstanceFileError, match=r"line 6: 'instances\.0\.role'"):
         read_instances(path)
+
+
+FOLLOWS = """
+import asyncio, os, sys
+from pathlib import Path
+sys.path.insert(0, "tests/support")
+from cluster_factory import make_scheduler
+from conductor.discovery.instance_file import WatchedInstanceFile
+from conductor.discovery.roll import Roll
+from conductor.membership import Membership
+
+async def main(path):
+    roll = Roll(Membership(make_scheduler(""), lambda: 1.0), lambda: 5.0, drain_s=10.0)
+    following = asyncio.create_task(WatchedInstanceFile(path, roll, check_s=0.01).check_forever())
+    await asyncio.sleep(0.5)
+    following.cancel()
+
+asyncio.run(main(Path(sys.argv[1])))
+print("ended")
+"""
+
+
+def test_a_file_system_that_hangs_does_not_keep_the_process_from_ending(path: Path) -> None:
+    os.mkfifo(path)  # reading it waits for somebody who writes
+    done = subprocess.run(
+        (sys.executable, "-c", FOLLOWS, str(path)),
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "ended\n", done.stderr
