@@ -331,14 +331,17 @@ class Attempt:
     # What happens meanwhile
 
     def check_deadline(self, now_s: float, *, client_reads: bool) -> None:
-        """Give a silent engine up. Called periodically."""
+        """Give a silent engine up, or a client that takes nothing. Called periodically."""
         decode = self._decode
         if decode is not None and decode.started:
-            if decode.reads != decode.reads_seen or not client_reads:
-                decode.reads_seen = decode.reads
+            unread_bytes = 0 if client_reads else self.transport.get_write_buffer_size()
+            if decode.reads != decode.reads_seen or unread_bytes != decode.unread_bytes_seen:
+                decode.reads_seen, decode.unread_bytes_seen = decode.reads, unread_bytes
                 decode.expect(now_s, decode.limit_s)
-            elif now_s >= decode.deadline_s:
+            elif now_s >= decode.deadline_s and client_reads:
                 decode.timed_out(f"the engine was silent for {decode.limit_s:g} s")
+            elif now_s >= decode.deadline_s:
+                self.delivery.client_stalled(decode.limit_s)
             return
         for leg in (self._prefill, decode):
             if leg is not None and now_s >= leg.deadline_s:

@@ -349,10 +349,19 @@ class Delivery:
     # What happens to the connection
 
     def check_deadline(self, now_s: float) -> None:
-        """Give a silent engine up. Called periodically."""
+        """Give a silent engine up, or a client that takes nothing. Called periodically."""
         client_reads = not self._exchange.door.flow.write_paused
         for attempt in self._attempts_under_way():
             attempt.check_deadline(now_s, client_reads=client_reads)
+
+    def client_stalled(self, limit_s: float) -> None:
+        """It holds a place at an engine, and of its key's limits, for a response that it does not read."""
+        logger.warning(
+            "the client took nothing of its response and is given up",
+            request_id=self._exchange.request_id,
+            for_s=limit_s,
+        )
+        self.transport.abort()
 
     def instance_lost(self, instance_id: str, reason: str) -> None:
         """Place anew what waits for an instance that is down."""

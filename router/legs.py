@@ -38,6 +38,7 @@ class Leg:
         "reads_seen",
         "sink",
         "target",
+        "unread_bytes_seen",
     )
 
     def __init__(
@@ -52,6 +53,7 @@ class Leg:
         self.sink: list[bytes] | None = None
         self.reads = 0
         self.reads_seen = 0
+        self.unread_bytes_seen = 0
         self._head = head
         self._body = body
         self._task: asyncio.Task[None] | None = None

@@ -21,7 +21,7 @@ class RouterSettings:
     prefill_timeout_s: float = 300.0  # whole prefill leg of a disaggregated request
     transfer_timeout_s: float = 30.0  # of legs sent together: from prefill's answer to a stream's first byte
     first_byte_timeout_s: float = 300.0  # decode leg, up to the first body byte
-    stall_timeout_s: float = 300.0  # silence in the middle of a response
+    stall_timeout_s: float = 300.0  # silence in the middle of a response, the engine's or the client's
     max_idle_connections: int = 256  # kept open per instance
     idle_timeout_s: float = 4.0  # below the 5 s after which vLLM closes an idle connection
     client_buffer_bytes: int = 256 * 1024  # unread by a slow client before its engine is paused

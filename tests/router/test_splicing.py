@@ -123,6 +123,36 @@ async def test_no_socket_waits_for_more_to_send(cluster: Any) -> None:
     await connection.close()
 
 
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_client_that_takes_nothing_is_given_up(cluster: Any, reads: bool) -> None:
+    """One that reads a little now and then is not."""
+    piece = cluster.chunk(cluster.event("x" * 60_000))
+
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.STREAM_HEAD)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+
+    door = await cluster.door([await cluster.engine(respond=respond)], stall_timeout_s=0.5)
+    connection = await door.connect()
+    connection.writer.transport.pause_reading()
+    connection.send(cluster.post(orjson.dumps(cluster.chat_document(stream=True))))
+    await cluster.wait_until(lambda: any(each.door.flow.write_paused for each in door.services.active))
+    if reads:
+        accepted = connection.writer.get_extra_info("socket")
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            for _ in range(40):  # more than lies in the kernel's buffers, in all
+                await asyncio.get_running_loop().sock_recv(accepted._sock, 65_536)
+        assert door.services.active
+    else:
+        await cluster.wait_until(lambda: not door.services.active)
+        assert door.placements.named("cancelled") and not door.placements.named("failed")
+    await connection.close()
+    await cluster.wait_until(lambda: not door.services.active)
+
+
 async def test_what_a_slow_client_does_not_read_is_not_kept_here(cluster: Any) -> None:
     """Of 64 MB, no more than the buffer's limit and a piece or two: the rest waits at the engine."""
     piece = cluster.chunk(cluster.event("x" * 60_000))
