@@ -13,6 +13,7 @@ import structlog
 import zmq
 
 from cache_index.readiness import Readiness
+from cache_index.turn_lock import TurnLock
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +33,7 @@ class Receiver(Generic[Owner]):
     """
 
     def __init__(self, name: str, serve: Callable[[set[Owner]], int], end: Callable[[], None]) -> None:
-        self.lock = threading.RLock()
+        self.lock = TurnLock()
         self.readiness: Readiness[Owner | None] = Readiness()  # None owns the wake-up
         self.context: zmq.Context[zmq.Socket[bytes]]  # from the start of the thread on
         self._name = name
