@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,9 +78,10 @@ def index(
 
 async def _serve(config: Config) -> None:
     stop = asyncio.Event()
-    on_stop_signal(stop.set)
+    tls = server_tls(config.server.tls)
+    on_stop_signal(stop.set, None if tls is None else partial(reload_certificate, tls))
     async with AsyncExitStack() as stack:
-        tls, to_engines = server_tls(config.server.tls), engine_context(config.routing.engine_tls)
+        to_engines = engine_context(config.routing.engine_tls)
         keys = make_rest_ring(config, os.environ)
         state = open_state(config)
         with without_collections():
@@ -109,8 +110,6 @@ async def _serve(config: Config) -> None:
             uvicorn.Config(app, log_config=None, access_log=False, ws="none", lifespan="off"),
             None if tls is None else tls.context,
         )
-        if tls is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_certificate, tls)
         gc.freeze()  # what start-up left is here to stay; looking through it again and again takes milliseconds
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         console = Console(stderr=True)

@@ -39,7 +39,7 @@ from conductor.cli.discovery_sources import start_discovery
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.front import Front
-from conductor.cli.front_door_options import engine_context, server_tls
+from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
@@ -152,7 +152,8 @@ def _given(**values: Any) -> dict[str, Any]:
 async def _serve(config: Config) -> None:
     """Bring everything up in order, wait for a signal, take it down in reverse."""
     stop = asyncio.Event()
-    on_stop_signal(stop.set)
+    tls = server_tls(config.server.tls)
+    on_stop_signal(stop.set, None if tls is None else partial(reload_certificate, tls))
     clock = time.monotonic
     async with AsyncExitStack() as stack:
         instances = list(config.instances)
@@ -161,7 +162,7 @@ async def _serve(config: Config) -> None:
             emulated = EmulatedCluster(config.emulation)
             instances += emulated.instances()
         cluster = make_cluster(instances, config.shared_pools)
-        tls, to_engines = server_tls(config.server.tls), engine_context(config.routing.engine_tls)
+        to_engines = engine_context(config.routing.engine_tls)
         state = open_state(config)
         store = state.store
         shared = await join_shared_state(config, clock)

@@ -12,16 +12,19 @@ import structlog
 _log = structlog.get_logger(__name__)
 
 
-def on_stop_signal(stop: Callable[[], object]) -> None:
+def on_stop_signal(stop: Callable[[], object], read_again: Callable[[], object] | None = None) -> None:
     """Call ``stop`` in the running loop on Ctrl-C, on SIGTERM, and when the terminal is closed (SIGHUP).
 
     SIGHUP stays ignored where it is, as under nohup. Without a terminal it was sent to have something read again:
-    a service with certificates does so, others say that they have nothing to read.
+    a service with certificates does so (``read_again``), from the beginning: they may be renewed while it starts;
+    others say that they have nothing to read.
     """
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+    if read_again is not None:
+        loop.add_signal_handler(signal.SIGHUP, read_again)
+    elif signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         loop.add_signal_handler(signal.SIGHUP, stop if _has_terminal() else _say_that_nothing_is_read)
 
 

@@ -85,6 +85,20 @@ def test_without_a_terminal_sighup_asks_for_nothing_that_can_be_done() -> None:
         assert process.stdout.readline() == "stopped\n"
 
 
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+async def test_a_service_with_certificates_reads_them_again_from_the_beginning(
+    before: signal.Handlers,
+) -> None:
+    signal.signal(signal.SIGHUP, before)
+    stop, read_again = asyncio.Event(), asyncio.Event()
+    on_stop_signal(stop.set, read_again.set)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.wait_for(read_again.wait(), 20)
+    assert not stop.is_set()
+    for each in SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(each)
+
+
 async def test_a_closed_terminal_is_ignored_where_the_caller_said_so() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     on_stop_signal(lambda: None)
