@@ -8,6 +8,10 @@ engine has not even that many, it was restarted, and what is known of its cache 
 While a replay runs, live batches wait. A gap that a replay cannot close, and a replay that fails, void
 the stream's residencies; the stream is then *cold*: usable, but known to be incomplete.
 
+An engine's ROUTER socket drops what exceeds its high-water mark, 1,000 messages unless it is set. So the middle of
+a long replay may be missing, or its end. It is asked for again from where it broke off for as long as that brings
+something, and once more after a long one has ended.
+
 A position is what a later process needs to continue: the last batch's number, and a digest of it, by which
 the engine's replay is recognised as that of the same engine.
 """
@@ -23,6 +27,7 @@ from typing import Literal
 REPLAY_TIMEOUT_S = 5.0  # without a sign of life
 MAX_WAITING = 100_000  # live batches kept during a replay
 MAX_ATTEMPTS = 2  # replays in a row that bring nothing new
+LONG_REPLAY = 500  # batches: of more some may have been dropped on the way
 CONFIRM_AFTER_S = 1.0  # a batch may fall between the replay's answer and the start of the live stream
 DIGEST_BYTES = 16
 
@@ -68,6 +73,7 @@ class Sequencer:
         self._deadline_s: float | None = None  # set while a replay runs
         self._confirm_at_s: float | None = None
         self._answered = False  # the running replay brought a batch
+        self._brought = 0  # new ones that it brought
         self._attempts = 0
         self._gap_counted = False
         self.gaps = 0
@@ -175,7 +181,12 @@ class Sequencer:
             return
         if sequence < known:
             return
+        if sequence > known and self._answered:
+            self._count_gap()
+            self._replay(now_s)
+            return
         self._answered = True
+        self._brought += 1
         if sequence > known or unproven:  # the engine no longer has what is missing, or what is known
             self._void()
         if sequence > known:
@@ -193,6 +204,8 @@ class Sequencer:
             return
         self._deadline_s = None
         self._settled = True
+        if self._brought >= LONG_REPLAY:
+            self._confirm_at_s = now_s + CONFIRM_AFTER_S
         if self._next == 0:
             self._complete = True  # the engine has not published anything yet
         self._drain(now_s)
@@ -205,11 +218,13 @@ class Sequencer:
             if now_s >= self._resume_by_s:
                 self.doubt()
         elif self._deadline_s is not None:
-            if now_s >= self._deadline_s:
+            if now_s >= self._deadline_s and self._brought:
+                self._replay(now_s)
+            elif now_s >= self._deadline_s:
                 self._give_up(now_s)
         elif self._confirm_at_s is not None and now_s >= self._confirm_at_s:
             self._confirm_at_s = None
-            if self._complete:
+            if self._complete or self._brought >= LONG_REPLAY:
                 self._replay(now_s)
 
     def _take(self, sequence: int, payload: bytes, now_s: float) -> None:
@@ -269,6 +284,7 @@ class Sequencer:
             return
         self.replays += 1
         self._answered = False
+        self._brought = 0
         self._deadline_s = now_s + REPLAY_TIMEOUT_S
 
     def _give_up(self, now_s: float) -> None:

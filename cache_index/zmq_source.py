@@ -191,6 +191,7 @@ class _Stream:
         try:
             dealer = self._context.socket(zmq.DEALER)
             dealer.setsockopt(zmq.LINGER, 0)
+            dealer.setsockopt(zmq.RCVHWM, 0)  # what waits here does not wait where it might be dropped
             dealer.connect(self.config.replay_endpoint)
             dealer.send_multipart([b"", struct.pack(">Q", first)], zmq.NOBLOCK)
             self._readiness.watch(dealer, self)

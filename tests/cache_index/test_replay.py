@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_index.replay import CONFIRM_AFTER_S, MAX_WAITING, REPLAY_TIMEOUT_S, Position, Sequencer
+from cache_index.replay import (
+    CONFIRM_AFTER_S,
+    LONG_REPLAY,
+    MAX_WAITING,
+    REPLAY_TIMEOUT_S,
+    Position,
+    Sequencer,
+)
 
 
 class Subject:
@@ -163,6 +170,49 @@ def test_an_answer_puts_the_deadline_off() -> None:
     subject.sequencer.replayed(0, engine[0], 4.0)
     subject.sequencer.tick(REPLAY_TIMEOUT_S)
     assert subject.sequencer.deadline_s == 4.0 + REPLAY_TIMEOUT_S
+
+
+def test_what_was_dropped_in_the_middle_of_a_replay_is_asked_for_again() -> None:
+    subject, engine = Subject(), batches("a", 9)
+    subject.sequencer.connected(0.0)
+    for sequence in (0, 1, 2, 6):
+        subject.sequencer.replayed(sequence, engine[sequence], 0.0)
+    assert subject.asked == [0, 2]
+    subject.answer(engine)
+    assert (subject.applied, subject.clears, subject.sequencer.gaps) == (engine, 0, 1)
+    assert subject.sequencer.state == "warm"
+
+
+def test_a_replay_that_breaks_off_is_asked_for_again_while_that_brings_something() -> None:
+    subject, engine = Subject(), batches("a", 9)
+    now_s = 0.0
+    subject.sequencer.connected(now_s)
+    for sequence in range(3):
+        subject.sequencer.replayed(sequence, engine[sequence], now_s)
+    now_s += REPLAY_TIMEOUT_S
+    subject.sequencer.tick(now_s)
+    assert subject.asked == [0, 2]
+    assert subject.applied == engine[:3]
+    subject.sequencer.replayed(2, engine[2], now_s)  # and no more
+    subject.sequencer.tick(now_s + REPLAY_TIMEOUT_S)
+    assert subject.applied == []
+    assert subject.sequencer.state == "cold"
+
+
+def test_the_end_of_a_long_replay_may_be_missing() -> None:
+    subject, engine = Subject(), batches("a", 4 * LONG_REPLAY)
+    now_s = 0.0
+    subject.sequencer.connected(now_s)
+    for brought in (LONG_REPLAY, 3 * LONG_REPLAY, len(engine)):
+        subject.answer(engine[:brought])
+        assert subject.applied == engine[:brought]
+        now_s += CONFIRM_AFTER_S
+        subject.sequencer.tick(now_s)
+        assert subject.asked == [brought - 1]
+    subject.answer(engine)
+    subject.sequencer.tick(now_s + CONFIRM_AFTER_S)
+    assert subject.asked == []
+    assert subject.sequencer.deadline_s is None
 
 
 def test_a_step_back_is_a_restart() -> None:

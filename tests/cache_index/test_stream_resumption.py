@@ -185,3 +185,14 @@ def test_a_snapshot_of_any_moment_leads_to_the_same_index(feed: Feed, engines: M
                 later.index.remove(HOLDER, Tier.DEVICE, NAMESPACE, hashes_of(token))
             assert later.blocks(token) == 0
     assert len(set(positions)) > 1
+
+
+def test_a_replay_longer_than_what_its_socket_queues_is_read_whole(feed: Feed, engines: Make) -> None:
+    """The engine's socket drops what exceeds its high-water mark, as vLLM's does."""
+    engine = engines()
+    for number in range(20_000):
+        engine.publish(stored(number, number), lost=True)
+    feed.follow(engine)
+    wait_for(lambda: feed.stats().last_seq == 19_999)
+    assert feed.stats().state == "warm"
+    assert all(feed.blocks(token) == 1 for token in range(0, 20_000, 199))
