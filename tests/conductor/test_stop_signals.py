@@ -16,8 +16,10 @@ from conductor.cli.stop_signals import on_stop_signal
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SERVICE = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from conductor.cli.stop_signals import on_stop_signal
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by
 
 async def main():
     stop = asyncio.Event()

@@ -204,5 +204,5 @@ def test_files_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not valid YAML"):
         read_experiment(path)
     path.write_text("- a")
-    with pytest.raises(ConfigError, match="valid dictionary"):
+    with pytest.raises(ConfigError, match="must hold a mapping"):
         read_experiment(path)
