@@ -26,9 +26,10 @@ from cache_index import CacheIndex, Holder, Namespace, Tier, VllmEventSource, se
 from conductor.cache_rest import make_cache_router
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.circuit import SuspensionPolicy
-from conductor.cluster import Cluster, EngineFacts, ReportedLoad, ServedModel, make_instance
+from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.placement import Objectives, PlacementRequest, Role, Usage
 from conductor.policies import make_policy
+from conductor.rank import ReportedLoad
 from conductor.rest import make_rest_router
 from conductor.scheduler import Scheduler
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from cache_index import Tier
-from conductor.cluster import Cluster, InstanceState, PendingPrefill, RankState
+from conductor.cluster import Cluster, InstanceState
 from conductor.costs import Calibration, InstanceClass
 from conductor.costs import kernels as k
 from conductor.explanation import PlacementRecord
 from conductor.prefix_lookup import PrefixLookup
+from conductor.rank import PendingPrefill, RankState
 
 # Shorter answers say more about the first step than about the pace.
 _MIN_OBSERVED_TOKENS = 8

@@ -10,7 +10,7 @@ import numpy as np
 from numba import types
 
 from cache_index.kernel_set import compiled
-from conductor.cluster import Cluster, RankState
+from conductor.cluster import Cluster
 from conductor.costs import ClusterTables, Floats, Ints
 from conductor.costs import kernels as k
 from conductor.costs import tables as t
@@ -18,6 +18,7 @@ from conductor.costs.held import WRITE_HELD, write_held
 from conductor.placement import PlacementRequest
 from conductor.policies.candidates import Candidates, Flags, Tokens
 from conductor.prefix_lookup import PrefixLookup
+from conductor.rank import RankState
 from conductor.roster import Roster
 
 

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from cache_index import Tier
-from conductor.cluster import RankState
 from conductor.costs import Floats, Ints
 from conductor.costs.tables import DECODE, MIXED, PREFILL, TIER_RATIO
 from conductor.estimates import Estimates
@@ -18,6 +17,7 @@ from conductor.placement import InstanceFailure, Placement, PlacementRequest, Pl
 from conductor.policies.candidates import NO_PEER, Candidates, Choice
 from conductor.policies.slo import Slo
 from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
+from conductor.rank import RankState
 from conductor.roster import CacheGroup
 
 

@@ -17,9 +17,10 @@ from typing import Any, Final
 import msgspec
 
 from conductor.circuit import SuspensionPolicy
-from conductor.cluster import EngineFacts, PlacedElsewhere, ReportedLoad
+from conductor.cluster import EngineFacts
 from conductor.costs import InstanceClass, PoolLink, Speed
 from conductor.placement import InstanceFailure, Role, TokenSource, Usage
+from conductor.rank import PlacedElsewhere, ReportedLoad
 
 FORMAT: Final = "conductor decisions"
 VERSION: Final = 3

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from cache_index import EventSource, Holder
-from conductor.cluster import Health, InstanceState, ReportedLoad
+from conductor.cluster import Health, InstanceState
 from conductor.discovery import (
     EngineClient,
     EventEndpoints,
@@ -23,6 +23,7 @@ from conductor.discovery import (
     probe,
     stream_configs,
 )
+from conductor.rank import ReportedLoad
 from conductor.scheduler import Scheduler
 
 _log = structlog.get_logger(__name__)

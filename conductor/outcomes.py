@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Final
 
-from conductor.cluster import ReportedLoad
 from conductor.explanation import PlacementRecord
+from conductor.rank import ReportedLoad
 from conductor.time_spread import magnitude
 
 _BUCKET_S: Final = 5.0

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from conductor.cluster import Health, InstanceState, RankState
+from conductor.cluster import Health, InstanceState
 from conductor.diagnosis import ENOUGH, Pace, Snapshot
 from conductor.outcomes import Outcomes, Tally
 from conductor.placement import Role
+from conductor.rank import RankState
 from conductor.scheduler import Scheduler
 from conductor.time_spread import percentile
 

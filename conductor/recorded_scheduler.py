@@ -13,7 +13,7 @@ from cache_index import CacheIndex, Holder, sequence_hashes
 from conductor import __version__
 from conductor import journal as j
 from conductor.admission import Gate
-from conductor.cluster import Cluster, EngineFacts, InstanceState, PlacedElsewhere, ReportedLoad
+from conductor.cluster import Cluster, EngineFacts, InstanceState
 from conductor.costs import Calibration, Distance, InstanceClass
 from conductor.explanation import PlacementRecord
 from conductor.placement import (
@@ -25,6 +25,7 @@ from conductor.placement import (
     Usage,
 )
 from conductor.prefix_lookup import IndexLookup, Levels, PrefixLookup
+from conductor.rank import PlacedElsewhere, ReportedLoad
 from conductor.roster import CacheGroup
 from conductor.scheduler import Scheduler
 

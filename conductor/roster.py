@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import CacheIndex, Namespace
-from conductor.cluster import DEFAULT_BLOCK_SIZE, Cluster, Health, InstanceState, RankState
+from conductor.cluster import DEFAULT_BLOCK_SIZE, Cluster, Health, InstanceState
 from conductor.costs import Floats, Ints
 from conductor.costs import tables as t
 from conductor.placement import Role
+from conductor.rank import RankState
 
 _UNLIMITED = np.iinfo(np.int64).max
 _FAILED = "failed this request before"

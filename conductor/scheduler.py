@@ -16,15 +16,7 @@ from conductor.assumed_cache import AssumedCache
 from conductor.books import Books
 from conductor.circuit import Circuit, SuspensionPolicy
 from conductor.circuit_breaker import CircuitBreaker
-from conductor.cluster import (
-    NO_ROW,
-    Cluster,
-    EngineFacts,
-    Health,
-    InstanceState,
-    PlacedElsewhere,
-    ReportedLoad,
-)
+from conductor.cluster import Cluster, EngineFacts, Health, InstanceState
 from conductor.costs import Calibration, InstanceClass
 from conductor.decider import Decider
 from conductor.explanation import PlacementRecord, RecordLog
@@ -43,6 +35,7 @@ from conductor.placement import (
 )
 from conductor.policies.candidates import Policy
 from conductor.prefix_lookup import IndexLookup, PrefixLookup
+from conductor.rank import NO_ROW, PlacedElsewhere, ReportedLoad
 
 
 class Scheduler:

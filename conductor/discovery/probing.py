@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from cache_index import Holder, StreamConfig
 from cache_index.sglang_load import LoadStat
 from cache_index.trtllm import DEFAULT_BLOCK_SIZE, PATH
-from conductor.cluster import EngineFacts, InstanceState, ReportedLoad, ServedModel
+from conductor.cluster import EngineFacts, InstanceState, ServedModel
 from conductor.discovery.engine_client import Answer, EngineClient, Headers, NoAnswerError, ProbeError
+from conductor.rank import ReportedLoad
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from conductor.cluster import RankState
 from conductor.costs import Floats, Ints
 from conductor.costs.tables import DECODE, MIXED, PREFILL
 from conductor.placement import PlacementRequest
+from conductor.rank import RankState
 
 Flags = NDArray[np.bool_]
 Tokens = NDArray[np.int32]

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from cache_index import Holder
-from conductor.cluster import Cluster, PlacedElsewhere
+from conductor.cluster import Cluster
+from conductor.rank import PlacedElsewhere
 
 
 class RankLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from cache_index import Holder, Namespace, Tier
-from conductor.cluster import ReportedLoad
 from conductor.costs import POOL_TIERS
 from conductor.dispatcher import Dispatcher
 from conductor.link_budgets import LinkBudget
@@ -29,6 +28,7 @@ from conductor.placement import (
     RejectedError,
     Usage,
 )
+from conductor.rank import ReportedLoad
 from conductor.scheduler import Scheduler
 from conductor.tier_planner_config import TierPlannerConfig
 from simulator.cluster.engine_state import Store, stores_of

@@ -4,8 +4,9 @@ import pytest
 
 from cache_index import Holder
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.cluster import Cluster, EngineFacts, Health, PendingPrefill, ServedModel, make_instance
+from conductor.cluster import Cluster, EngineFacts, Health, ServedModel, make_instance
 from conductor.placement import Role
+from conductor.rank import PendingPrefill
 
 
 def _instance(instance_id: str = "a", url: str = "http://10.0.0.1:8000", ranks: int = 1):

@@ -10,12 +10,12 @@ from cluster_factory import BLOCK, facts, hold, make_scheduler, request
 
 from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.cluster import ReportedLoad
 from conductor.costs import Codec, Speed
 from conductor.explanation import explain
 from conductor.placement import Usage
 from conductor.policies.candidates import NO_PEER
 from conductor.prefix_lookup import IndexLookup
+from conductor.rank import ReportedLoad
 from conductor.scheduler import Scheduler
 from conductor.shared_pools import SharedPool
 

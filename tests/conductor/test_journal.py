@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 from cache_index import Holder, Namespace, Tier, sequence_hashes
 from conductor import journal
 from conductor.cli import app
-from conductor.cluster import PlacedElsewhere, ReportedLoad
 from conductor.costs import PoolLink
 from conductor.decision_replay import DecisionReplay, ReplayError
 from conductor.journal import Decision, Frame, Header, RecordingError, open_recording
 from conductor.journal_writer import JournalWriter
 from conductor.placement import FailureKind, InstanceFailure, PlacementError, Usage
 from conductor.policies import make_policy
+from conductor.rank import PlacedElsewhere, ReportedLoad
 from conductor.recorded_scheduler import RecordedScheduler, make_header
 
 POLICIES: list[tuple[str, dict[str, str | int], str]] = [

@@ -3,11 +3,11 @@
 import pytest
 from cluster_factory import make_scheduler, request
 
-from conductor.cluster import ReportedLoad
 from conductor.diagnosis import Cause, diagnose
 from conductor.outcomes import Outcomes
 from conductor.overview import overview, snapshot
 from conductor.placement import NoInstanceError, Usage
+from conductor.rank import ReportedLoad
 from conductor.scheduler import Scheduler
 
 

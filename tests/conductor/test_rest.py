@@ -13,10 +13,10 @@ from fastapi.testclient import TestClient
 
 from cache_index import VllmEventSource, sequence_hashes
 from conductor.cache_rest import make_cache_router
-from conductor.cluster import ReportedLoad
 from conductor.metrics import ClusterCollector
 from conductor.placement import TokenSource
 from conductor.placement_metrics import PlacementCollector
+from conductor.rank import ReportedLoad
 from conductor.rest import Reservations, TokenizedPrompt, answers, make_rest_router
 from conductor.scheduler import Scheduler
 

@@ -10,9 +10,10 @@ from cluster_factory import facts, hold, make_scheduler, request
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from conductor.cluster import EngineFacts, ReportedLoad
+from conductor.cluster import EngineFacts
 from conductor.outcomes import Outcomes
 from conductor.placement import FailureKind, InstanceFailure, Usage
+from conductor.rank import ReportedLoad
 from conductor.rest import answers, make_rest_router
 from conductor.scheduler import Scheduler
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cache_index import Tier
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.cluster import RankState, make_instance
+from conductor.cluster import make_instance
 from conductor.costs import Floats, Ints
 from conductor.costs import kernels as k
 from conductor.costs.tables import DECODE, MIXED, PREFILL
@@ -18,6 +18,7 @@ from conductor.costs.topology import LOCATION_LEVELS, Topology
 from conductor.placement import PlacementRequest, Role
 from conductor.policies import Candidates
 from conductor.policies.candidates import NO_PEER, Flags
+from conductor.rank import RankState
 
 _ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
 _INTS = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cache_index import CacheIndex, Tier
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.cluster import Cluster, EngineFacts, PendingPrefill, ReportedLoad, ServedModel, make_instance
+from conductor.cluster import Cluster, EngineFacts, ServedModel, make_instance
 from conductor.costs import DEFAULT_LINKS, Codec, Distance, InstanceClass, PoolLink, Speed, Topology
 from conductor.costs import tables as t
 from conductor.estimates import Estimator
@@ -19,6 +19,7 @@ from conductor.placement import PlacementRequest, Role
 from conductor.policies import Candidates
 from conductor.policies.candidates import NO_PEER
 from conductor.prefix_lookup import Levels
+from conductor.rank import PendingPrefill, ReportedLoad
 from conductor.roster import CacheGroup, make_roster
 
 BLOCK = 16

@@ -10,10 +10,10 @@ from candidate_factory import make_candidates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.cluster import RankState
 from conductor.placement import PlacementRequest
 from conductor.policies import POLICIES, Candidates, Choice, Policy, make_policy
 from conductor.policies.candidates import NO_PEER
+from conductor.rank import RankState
 
 # Every policy as configured by default, and the settings that make one work differently.
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
