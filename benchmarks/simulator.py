@@ -103,6 +103,7 @@ def one_dynamo(trace: Path, *, host_tier: bool) -> dict[str, Any]:
     }
     if host_tier:
         engine["native_host_offload"] = {"num_host_blocks": HOST_TOKENS // DYNAMO_BLOCK}
+        engine["kv_cache_bytes_per_token"] = LLAMA_8B_H100.kv_bytes_per_token
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     report = run_trace_replay(
         str(trace),

@@ -108,13 +108,19 @@ def learned_returns(planned: Planned, turns: int = 30) -> float:
     return now_s
 
 
-def test_a_conversation_that_comes_back_is_brought_from_the_pool_before_it_does() -> None:
-    planned = Planned(ActionKind.PREFETCH, host_blocks=100_000)
+def dropped_conversation(planned: Planned) -> tuple[PlacementRequest, str, float]:
+    """One that is expected to go on, that only the pool has; with who served it, and the time then."""
     now_s = learned_returns(planned)
     asked = turn(320 * 29, 100)
     name = planned.serve(asked, now_s)
     planned.planner.plan(now_s)
     planned.drop(asked, name)
+    return asked, name, now_s
+
+
+def test_a_conversation_that_comes_back_is_brought_from_the_pool_before_it_does() -> None:
+    planned = Planned(ActionKind.PREFETCH, host_blocks=100_000)
+    asked, name, now_s = dropped_conversation(planned)
     actions = [a for step in range(1, 40) for a in planned.planner.plan(now_s + step)]
     mine = [a for a in actions if a.prefix is not None and len(a.prefix.hashes) == len(asked.tokens) // BLOCK]
     assert mine, "its next turn is due"
@@ -129,11 +135,7 @@ def test_a_conversation_that_comes_back_is_brought_from_the_pool_before_it_does(
 def test_what_is_on_its_way_from_a_pool_holds_loads_up() -> None:
     link = PoolLink(Tier.REMOTE, 2e9)
     planned = Planned(ActionKind.PREFETCH, host_blocks=100_000, pool_links=[link])
-    now_s = learned_returns(planned)
-    asked = turn(320 * 29, 100)
-    name = planned.serve(asked, now_s)
-    planned.planner.plan(now_s)
-    planned.drop(asked, name)
+    _, _, now_s = dropped_conversation(planned)
     while not (actions := planned.planner.plan(now_s)):
         now_s += 1.0
     pools = planned.scheduler.cluster.tables.pools
@@ -146,11 +148,7 @@ def test_what_is_on_its_way_from_a_pool_holds_loads_up() -> None:
 
 def test_nothing_is_prefetched_over_the_link_of_a_pool_that_requests_need() -> None:
     planned = Planned(ActionKind.PREFETCH, host_blocks=100_000)
-    now_s = learned_returns(planned)
-    asked = turn(320 * 29, 100)
-    name = planned.serve(asked, now_s)
-    planned.planner.plan(now_s)
-    planned.drop(asked, name)
+    asked, _, now_s = dropped_conversation(planned)
     others = [turn(16_000, seed) for seed in range(60)]
     for each in others:  # a minute of the link, and more
         planned.index.store(POOL, Tier.REMOTE, NAMESPACE, sequence_hashes(each.tokens, BLOCK))
