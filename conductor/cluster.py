@@ -237,7 +237,7 @@ class Cluster:
             own = (
                 (part.tier, part.stop - part.start) for part in plan.segments if part.holder == rank.holder
             )
-            self.tables.load_from_pools(rank.row, own, now_s)
+            self.tables.take_pool_links(rank.row, own, now_s)
 
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""

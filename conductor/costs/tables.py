@@ -119,10 +119,10 @@ class ClusterTables:
         faded = loads.item(row, STORED_TOKENS) * math.exp(-age_s / STORED_MEMORY_S)
         _pack_pair(loads, 8 * (row * LOAD_COLUMNS + STORED_TOKENS), faded + tokens, now_s)
 
-    def load_from_pools(self, row: int, loaded: Iterable[tuple[Tier, int]], now_s: float) -> None:
-        """A rank will load so many tokens of each tier: over pool links behind what is on its way there."""
+    def take_pool_links(self, row: int, moved: Iterable[tuple[Tier, int]], now_s: float) -> None:
+        """So many tokens of each tier will come to a rank, or leave it, behind what is on its way over pool links."""
         terms = self.classes[self.ranks.item(row, CLASS)]
-        for tier, tokens in loaded:
+        for tier, tokens in moved:
             number = self.ranks.item(row, POOL + tier - POOL_TIERS[0]) if tier >= POOL_TIERS[0] else 0
             if number:
                 pool = self.pools[number - 1]

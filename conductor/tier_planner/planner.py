@@ -144,17 +144,7 @@ class TierPlanner:
         self._contents.notice_lost(self.settings.checks, now_s)
         proposals = [each for each in self._proposals(now_s) if each.kind in self.settings.kinds]
         chosen = select(proposals, self.free_bytes)
-        self._take_pools(chosen, now_s)
         return [self._order(each, now_s) for each in chosen]
-
-    def _take_pools(self, chosen: Iterable[Proposal], now_s: float) -> None:
-        for each in chosen:
-            if each.source is not None and each.kv_bytes:
-                for end in (each.source, each.target):
-                    if end.tier in POOL_TIERS:
-                        tokens = (each.stop - each.start) * self._block_tokens
-                        seconds = self._outlook.sites.transfer_s(each.source, each.target, tokens)
-                        self._demand.copy(end.holder, seconds, now_s)
 
     def learn(self, now_s: float) -> None:
         """Read the notes, as every plan does first."""
@@ -237,16 +227,22 @@ class TierPlanner:
                     self._demand.load(source.holder, seconds, placed_s)
 
     def ordered(self, actions: Iterable[TierAction], now_s: float) -> None:
-        """Actions of a plan are on their way. Not from the thread that plans: placements see them from now on."""
-        cluster = self._outlook.cluster
+        """Actions of a plan are on their way, over the links of pools too: placements see that from now on.
+
+        Not while `plan` runs, and not from its thread.
+        """
+        cluster, sites = self._outlook.cluster, self._outlook.sites
         for action in actions:
-            for end, other in ((action.source, action.target), (action.target, action.source)):
-                if end is None or other is None or end.tier not in POOL_TIERS:
-                    continue
-                instance = cluster.get(other.holder.instance_id)
-                if instance is not None:
-                    tokens = round(action.kv_bytes / instance.instance_class.kv_bytes_per_token)
-                    cluster.tables.load_from_pools(instance.ranks[0].row, [(end.tier, tokens)], now_s)
+            source, target = action.source, action.target
+            if source is None or not action.kv_bytes:
+                continue
+            tokens = (action.stop - action.start) * self._block_tokens
+            for end, other in ((source, target), (target, source)):
+                if end.tier in POOL_TIERS:
+                    self._demand.copy(end.holder, sites.transfer_s(source, target, tokens), now_s)
+                    instance = cluster.get(other.holder.instance_id)
+                    if instance is not None:
+                        cluster.tables.take_pool_links(instance.ranks[0].row, [(end.tier, tokens)], now_s)
 
     # ---- rules ----
 

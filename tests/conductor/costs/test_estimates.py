@@ -208,8 +208,8 @@ def test_a_load_from_a_pool_waits_for_those_that_are_planned() -> None:
     held = dict.fromkeys(range(3), IN_THE_POOL)
     free_s = estimate(cluster, 8000, held).plan_fetch_s
     # Ten milliseconds of the link.
-    cluster.tables.load_from_pools(ranks[1].row, [(Tier.REMOTE, round(0.4e9 / H100.kv_bytes_per_token))], 5.0)
-    cluster.tables.load_from_pools(ranks[2].row, [(Tier.REMOTE, 10**6)], 5.0)  # who is no member
+    cluster.tables.take_pool_links(ranks[1].row, [(Tier.REMOTE, round(0.4e9 / H100.kv_bytes_per_token))], 5.0)
+    cluster.tables.take_pool_links(ranks[2].row, [(Tier.REMOTE, 10**6)], 5.0)  # who is no member
     later_s = estimate(cluster, 8000, held, now_s=5.0).plan_fetch_s
     assert later_s[:2] == pytest.approx(free_s[:2] + 0.01, rel=1e-3)
     assert later_s[2] == free_s[2]
@@ -225,7 +225,7 @@ def test_a_load_from_a_pool_waits_for_those_that_are_planned() -> None:
 
 def test_what_is_behind_a_busy_pool_is_computed() -> None:
     cluster = make_cluster(pool_links=[PoolLink(Tier.REMOTE, 40e9)])
-    cluster.tables.load_from_pools(0, [(Tier.REMOTE, 10**6)], 0.0)
+    cluster.tables.take_pool_links(0, [(Tier.REMOTE, 10**6)], 0.0)
     c = estimate(cluster, 8000, {0: IN_THE_POOL})
     assert (c.plan_tokens[0], c.plan_fetch_s[0]) == (0, 0.0)
     assert c.prefill_s[0] == estimate(make_cluster(), 8000).prefill_s[0]
@@ -237,7 +237,7 @@ def test_what_a_pool_holds_encoded_takes_less_of_its_link() -> None:
     cluster = make_cluster(2, instance_class=encodes, pool_links=[PoolLink(Tier.REMOTE, 10e9)])
     load_s = coded.latency_s + POOLED_TOKENS * H100.kv_bytes_per_token / 40e9
     assert estimate(cluster, 8000, {0: IN_THE_POOL}).plan_fetch_s[0] == pytest.approx(load_s)
-    cluster.tables.load_from_pools(0, [(Tier.REMOTE, POOLED_TOKENS)], 0.0)
+    cluster.tables.take_pool_links(0, [(Tier.REMOTE, POOLED_TOKENS)], 0.0)
     busy_s = POOLED_TOKENS * H100.kv_bytes_per_token / 40e9
     assert cluster.tables.pools[0, t.POOL_BUSY_UNTIL_S] == pytest.approx(busy_s)
 
