@@ -120,7 +120,7 @@ class ClusterTables:
         _pack_pair(loads, 8 * (row * LOAD_COLUMNS + STORED_TOKENS), faded + tokens, now_s)
 
     def take_pool_links(self, row: int, moved: Iterable[tuple[Tier, int]], now_s: float) -> None:
-        """So many tokens of each tier will come to a rank, or leave it, behind what is on its way over pool links."""
+        """So many tokens of each tier will come to a rank, or leave it, behind what pool links have to carry."""
         terms = self.classes[self.ranks.item(row, CLASS)]
         for tier, tokens in moved:
             number = self.ranks.item(row, POOL + tier - POOL_TIERS[0]) if tier >= POOL_TIERS[0] else 0
