@@ -28,7 +28,7 @@ os.environ.setdefault(
 )  # for one short text, its threads take longer than it does
 
 CACHE_BYTES = 256 * 1024 * 1024  # about 600 conversations of 128 KB
-_BY_WORDS_FACTOR = 8  # by its words a text takes less time than the library needs by at least so much
+_BY_WORDS_FACTOR = 8  # of new text about so much is tokenized by its words in the time that the library takes
 _ROLES = ("user", "assistant", "user", "assistant", "user")
 _PROBE = [{"role": role, "content": f"{role}-{number}"} for number, role in enumerate(_ROLES)]
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -92,14 +93,16 @@ class _Watch:
         self._sort = sort
         self._figures: Figures | None = None
         self._fault: str | None = None
+        self._leaving = False
         self._console = Console()
 
     def run(self) -> None:
         """Until q, Ctrl-C, or the end of the terminal."""
+        before = signal.signal(signal.SIGINT, self._leave)
         try:
             with _keys() as read_key, Live(console=self._console, screen=True, auto_refresh=False) as live:
                 live.update(Text(f"asking {self._url}", style="dim"), refresh=True)
-                while True:
+                while not self._leaving:
                     self._look()
                     live.update(self._frame(), refresh=True)
                     until_s = time.monotonic() + self._interval_s
@@ -112,6 +115,13 @@ class _Watch:
                             live.update(self._frame(), refresh=True)
         except (KeyboardInterrupt, EOFError):
             return
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _leave(self, *_: object) -> None:
+        """Python drops an exception that comes while it finalizes something: then the next look does not begin."""
+        self._leaving = True
+        raise KeyboardInterrupt
 
     def _look(self) -> None:
         try:
