@@ -33,7 +33,11 @@ class _Seen:
 
 
 class ChatTemplate:
-    """A compiled template. ``special_tokens`` are the variables like ``bos_token`` it may use."""
+    """A compiled template.
+
+    ``special_tokens`` are the variables like ``bos_token`` it may use. Where it ``keeps_parts``, messages have
+    their content as a list of text parts.
+    """
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         environment = template_environment()
@@ -47,8 +51,9 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error
         self._seen: ChatMemory[_Seen] = ChatMemory(_SEEN_BYTES)
-        self._special_tokens = special_tokens
-        self._keeps_parts = _iterates_content(tree)
+        self.source = source
+        self.special_tokens = special_tokens
+        self.keeps_parts = _iterates_content(tree)
 
     def render(self, document: dict[str, Any]) -> str:
         """The prompt text of a chat request. Raises TokenizationError."""
@@ -65,7 +70,7 @@ class ChatTemplate:
                 messages[-1] = dict(messages[-1])  # which may be the client's own
                 final = _mark_final(messages[-1])
             variables: dict[str, Any] = {
-                **self._special_tokens,
+                **self.special_tokens,
                 "messages": messages,
                 "tools": template_tools(document.get("tools")),
                 "documents": document.get("documents"),
@@ -78,7 +83,7 @@ class ChatTemplate:
         return _cut_at_mark(text, final) if continued else text
 
     def _messages(self, given: list[Any]) -> list[dict[str, Any]]:
-        return [template_message(message, self._keeps_parts) for message in given]
+        return [template_message(message, self.keeps_parts) for message in given]
 
     def _messages_of_long(self, given: list[Any]) -> list[dict[str, Any]]:
         """Of a chat's new turn, all but the new ones are the same objects as before."""

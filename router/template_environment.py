@@ -18,8 +18,10 @@ from jinja2.utils import Namespace
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
-def template_environment() -> jinja2.Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+def template_environment(kind: type[ChatEnvironment] | None = None) -> jinja2.Environment:
+    environment = (kind or ChatEnvironment)(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -36,7 +38,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Code(CodeGenerator):
+class ChatCode(CodeGenerator):
     """Reads what a dictionary has without calling the environment, which would answer the same.
 
     Of ``message.content`` and ``message['content']`` it makes ``subject['content']`` where the subject is a
@@ -86,8 +88,8 @@ def _mark_test(test: nodes.Node) -> None:
         test.only_tested = True  # type: ignore[union-attr]
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    code_generator_class = _Code
+class ChatEnvironment(ImmutableSandboxedEnvironment):
+    code_generator_class = ChatCode
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As Jinja's own, which takes longer: it tries a dictionary's attributes before its keys.
