@@ -47,6 +47,7 @@ class TemplateShapes:
         self._template = _with_unknown_text(template.source)
         self._keeps_parts = template.keeps_parts
         self._variables = {
+            **({} if self._template is None else self._template.globals),
             **template.special_tokens,
             "tools": None,
             "documents": None,
@@ -71,18 +72,18 @@ class TemplateShapes:
                 self._kept.move_to_end(roles)
                 return found[0]
         shape = self._rendered(roles)
-        self._keep(roles, shape)
+        self._keep(tuple(map(sys.intern, roles)), shape)
         return shape
 
     def _rendered(self, roles: tuple[str, ...]) -> Shape | None:
-        assert self._template is not None
+        template = self._template
+        assert template is not None
         assumptions = Assumptions()
         messages = [
             _message(role, UnknownText.of_message(index, assumptions), self._keeps_parts)
             for index, role in enumerate(roles)
         ]
-        variables = {**self._template.globals, **self._variables, "messages": messages}
-        template = self._template
+        variables = {**self._variables, "messages": messages}
         context = Context(template.environment, variables, template.name, template.blocks, template.globals)
         try:
             text = joined(template.root_render_func(context))
@@ -141,8 +142,8 @@ def _shape(text: str | UnknownText, assumptions: Assumptions) -> Shape | None:
 
 
 def _cost_bytes(roles: tuple[str, ...], shape: Shape | None) -> int:
-    texts: set[str] = set()
-    cost_bytes = _SHAPE_BYTES + sum(map(sys.getsizeof, roles)) + _REFERENCE_BYTES * len(roles)
+    texts = set(roles)
+    cost_bytes = _SHAPE_BYTES + _REFERENCE_BYTES * len(roles)
     if shape is not None:
         texts.update(shape.literals)
         cost_bytes += _REFERENCE_BYTES * 3 * len(shape.literals) + _ASSUMPTION_BYTES * len(shape.absent)
