@@ -23,11 +23,12 @@ from router.placement_view import placement_view
 from router.request_trace import RequestTrace
 from router.services import RouterServices, logger
 from router.terms import DEFAULT_TERMS, RequestTerms, parse_terms
-from router.tokens import Prompt, failure_of, untokenized
+from router.tokens import Prompt, failure_of, local_prompt, untokenized
 from router.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from router.front_door import FrontDoorProtocol
+    from router.plain_chats import PlainChat
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -213,20 +214,28 @@ class Exchange:
             self._grant = self._account.enter(self.started_s)
         self._terms = parse_terms(self._headers, self._key)
         services = self.services
-        request = parse_inference(
-            self.endpoint, self.body, services.only_model, read=services.known_bodies.read
-        )
+        chat = services.tokens.plain_chat(self.body) if self.endpoint is Endpoint.CHAT else None
+        if chat is None:
+            request = parse_inference(
+                self.endpoint, self.body, services.only_model, read=services.known_bodies.read
+            )
+        else:
+            request = chat.request()
         if self._key is not None:
             self._key.check_model(request.model)
         if self.trace is not None:
             self.trace.tokenizing(request)
-        view, fallback = self._view(request)
-        if view is None:
-            self._deliver(request, untokenized(request, fallback))
-            return
-        prompt = self.services.tokens.prompt_at_once(view)
+        view, prompt = request, None
+        if chat is None:
+            seen, fallback = self._view(request)
+            if seen is None:
+                self._deliver(request, untokenized(request, fallback))
+                return
+            view, prompt = seen, services.tokens.prompt_at_once(seen)
+        elif chat.tokens is not None:
+            prompt = local_prompt(chat.tokens)
         if prompt is None:
-            tokenizing = self._tokenize_and_deliver(request, view)
+            tokenizing = self._tokenize_and_deliver(request, view, chat)
             self._tokenizing = asyncio.get_running_loop().create_task(tokenizing)
         else:
             self._deliver(request, prompt)
@@ -239,9 +248,11 @@ class Exchange:
             self.services.metrics.tokenization_failures[TokenSource.LOCAL] += 1
             return None, failure_of(TokenSource.LOCAL, error)
 
-    async def _tokenize_and_deliver(self, request: InferenceRequest, view: InferenceRequest) -> None:
+    async def _tokenize_and_deliver(
+        self, request: InferenceRequest, view: InferenceRequest, chat: PlainChat | None
+    ) -> None:
         try:
-            prompt = await self.services.tokens.prompt(view)
+            prompt = await self.services.tokens.prompt(view, chat)
             self._tokenizing = None
             self._deliver(request, prompt)
         except RequestError as error:

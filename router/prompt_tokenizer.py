@@ -21,6 +21,7 @@ from router.segments import IndivisibleError, Segmentation, segmentation_of
 from router.token_cache import TokenCache, TokenCacheState
 
 if TYPE_CHECKING:
+    from router.plain_chats import PlainPrompts
     from router.word_tokens import WordTokens
 
 os.environ.setdefault(
@@ -38,7 +39,8 @@ class PromptTokenizer:
     """Token ids of prompts, as the engine computes them. Thread-safe.
 
     The tokens of up to ``cache_bytes`` of text are kept (0: none), so that a conversation's turns are tokenized
-    once. The ``tokenizer`` must not be changed afterwards.
+    once. The ``tokenizer`` must not be changed afterwards. ``plain`` is for chats that need not be parsed, where
+    its tokens are those of words.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class PromptTokenizer:
         self._cache_off: str | None = "it may keep 0 bytes"
         self._affixes: tuple[Tokens, Tokens] | None = None
         self._words: WordTokens | None = None
+        self.plain: PlainPrompts | None = None
         if cache_bytes > 0:
             try:
                 segmentation = segmentation_of(tokenizer, lambda text: self._encode(text, False))
@@ -69,10 +72,13 @@ class PromptTokenizer:
                 self._cache_off = str(error)
             else:
                 # Only who tokenizes needs a compiler's runtime.
+                from router.plain_chats import PlainPrompts
                 from router.word_tokens import UnfitError, word_tokens_of
 
                 with contextlib.suppress(UnfitError):
                     self._words = word_tokens_of(tokenizer, segmentation)
+                    if chat_template is not None:
+                        self.plain = PlainPrompts(chat_template, segmentation, self._words)
 
     @classmethod
     def from_folder(cls, folder: Path | str, *, cache_bytes: int = CACHE_BYTES) -> PromptTokenizer:
@@ -114,7 +120,17 @@ class PromptTokenizer:
         return tokens
 
     def cache_state(self) -> TokenCacheState:
-        return TokenCacheState(self._cache_off) if self._cache is None else self._cache.state()
+        if self._cache is None:
+            return TokenCacheState(self._cache_off)
+        state, plain = self._cache.state(), self.plain
+        if plain is None:
+            return state
+        return TokenCacheState(
+            None,
+            state.kept_bytes + plain.kept_bytes,
+            state.known_characters + plain.known_characters,
+            state.new_characters + plain.new_characters,
+        )
 
     def _tokens(self, request: InferenceRequest, most_new: int | None) -> Tokens | None:
         document = request.document

@@ -21,6 +21,7 @@ from router.inference import Endpoint, InferenceRequest, first_prompt, truncated
 
 if TYPE_CHECKING:
     from router.metrics import RouterMetrics
+    from router.plain_chats import PlainChat, PlainChats, PlainPrompts
     from router.prompt_tokenizer import PromptTokenizer
     from router.token_cache import TokenCacheState
 
@@ -115,8 +116,17 @@ class TokenService:
         self._in_thread_bytes = in_thread_bytes
         self._threads: ThreadPoolExecutor | None = None
         self._logged: set[tuple[str, TokenSource]] = set()
+        self._plain: PlainChats | None = None
+        if any(each.plain is not None for each in self._tokenizers.values()):
+            from router.plain_chats import PlainChats
+
+            self._plain = PlainChats(self._plain_prompts)
         if metrics is not None:
             metrics.token_caches = self._cache_states
+
+    def plain_chat(self, body: bytes | bytearray) -> PlainChat | None:
+        """A chat's body, read without parsing it; None where it must be parsed, whatever is in it."""
+        return None if self._plain is None else self._plain.read(body)
 
     def prompt_at_once(self, request: InferenceRequest) -> Prompt | None:
         """The prompt where that takes no waiting and little time; None where :meth:`prompt` must be used."""
@@ -136,8 +146,11 @@ class TokenService:
             return None
         return None if tokens is None else _prompt(tokens, TokenSource.LOCAL)
 
-    async def prompt(self, request: InferenceRequest) -> Prompt:
-        """The prompt from the best source that works. Never raises on account of the prompt."""
+    async def prompt(self, request: InferenceRequest, chat: PlainChat | None = None) -> Prompt:
+        """The prompt from the best source that works. Never raises on account of the prompt.
+
+        Of a ``chat`` that was read, and takes too long to be tokenized at once, the request need not be parsed.
+        """
         tokenizer = self._tokenizer(request.model)
         fallback = _no_tokenizer(request)
         if tokenizer is not None:
@@ -145,7 +158,7 @@ class TokenService:
                 self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
             loop = asyncio.get_running_loop()
             try:
-                tokens = await loop.run_in_executor(self._threads, tokenizer.tokens, request)
+                tokens = await loop.run_in_executor(self._threads, self._tokenized, tokenizer, request, chat)
                 return _prompt(tokens, TokenSource.LOCAL)
             except Exception as error:  # templates are programs and may fail in any way
                 fallback = self._failed(request, TokenSource.LOCAL, error)
@@ -158,6 +171,18 @@ class TokenService:
         if engine_tokens is None:
             return untokenized(request, f"{fallback}; engine: no instance serves the model")
         return _prompt(truncated(engine_tokens, request.document), TokenSource.ENGINE, fallback)
+
+    def _tokenized(
+        self, tokenizer: PromptTokenizer, request: InferenceRequest, chat: PlainChat | None
+    ) -> Tokens:
+        tokens = None
+        if chat is not None and self._plain is not None:
+            tokens = self._plain.tokenize(chat)
+        return tokenizer.tokens(request) if tokens is None else tokens
+
+    def _plain_prompts(self, model: str) -> PlainPrompts | None:
+        tokenizer = self._tokenizer(model)
+        return None if tokenizer is None else tokenizer.plain
 
     def close(self) -> None:
         if self._threads is not None:
@@ -203,6 +228,11 @@ def failure_of(source: TokenSource, error: Exception) -> str:
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+def local_prompt(tokens: Tokens) -> Prompt:
+    """Of tokens that were found here."""
+    return Prompt(tokens, len(tokens), TokenSource.LOCAL)
 
 
 def _prompt(tokens: Tokens, source: TokenSource, fallback: str | None = None) -> Prompt:

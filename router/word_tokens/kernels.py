@@ -4,7 +4,8 @@ Known words are entries of a hash table with linear probing. An entry has a key,
 else its hash; the word's length, 0 in an empty entry, and where its bytes stand; and how many tokens it has, with
 the token where it is one, else with the place where they stand. ``used`` counts words, their bytes, and tokens that
 stand elsewhere; when something has no room all are forgotten. Pairs of tokens that merge are another such table:
-the pair is the key, its rank and what it becomes are the value.
+the pair is the key, its rank and what it becomes are the value. Added tokens stand one behind the other, the
+longest first, with the id of each, or `FORBIDDEN`.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -20,10 +21,12 @@ import numpy as np
 from numba import types
 
 from cache_index.kernel_set import KernelSet, entry_point, inlined, outlined
+from cache_index.kernels import machine_words
+from cache_index.kernels.machine_words import load64, swap_bytes, trailing_zeros
 from router.word_tokens import cutting
 from router.word_tokens.cutting import DEEPSEEK, EAST_ASIAN, INSIDE, UNSEEN, UNSURE, word_end
 
-_KERNELS = KernelSet(Path(__file__), Path(cutting.__file__))
+_KERNELS = KernelSet(Path(__file__), Path(cutting.__file__), Path(machine_words.__file__))
 compile_all = _KERNELS.compile_all
 
 # What a kernel came back with.
@@ -31,10 +34,14 @@ DONE, UNSEEN_CHARACTER, LEFT_TO_LIBRARY = range(3)
 
 ENTRY = 4  # words of an entry, of which one is spare: a cache line holds two
 NO_PAIR = -1
+FORBIDDEN = -1  # in place of the id of an added token that texts with it are left to the library for
+NOTHING = -2
 WORDS, BYTES, IDS = range(3)  # of ``used``
 _SHIFT, _LOW = 16, 0xFFFF
+_LOW_BITS, _TOP_BITS = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
+_EACH = np.uint64(0x0101010101010101)  # of eight bytes
 _HALF = 32  # bits of a key or a value
-_NEVER = np.int64(0x7FFFFFFFFFFFFFFF)  # a rank behind all
+_NEVER = np.int64(0x7FFFFFFFFFFFFFFF)  # a rank, or a place, behind all
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _OFFSET_BASIS, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
 
@@ -43,6 +50,7 @@ _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OUT_BYTES = types.Array(types.uint8, 1, "C")
 _INTEGERS = types.Array(types.int64, 1, "C")
 _OUT_IDS = types.Array(types.uint32, 1, "C")
+_TABLE = types.Array(types.uint8, 2, "C")
 
 
 @inlined
@@ -101,6 +109,24 @@ def _key(text, at, end):
     for place in range(at, end):
         key = (key ^ np.uint64(text[place])) * _PRIME
     return key
+
+
+@inlined
+def _short_word(address, at, end):
+    """How long the blank with one to seven small ASCII letters behind it is that begins here, and its key, where
+    every way of cutting ends a word there; else 0. What most words are is so found without a loop.
+    """
+    if at + 9 > end:
+        return 0, np.uint64(0)
+    word = load64(address + at)
+    low = word & _LOW_BITS
+    small = (low + _EACH * np.uint64(0x80 - ord("a"))) & ~(low + _EACH * np.uint64(0x7F - ord("z"))) & ~word
+    length = trailing_zeros(~small & _TOP_BITS & ~np.uint64(0xFF)) >> 3
+    following = np.int64(load64(address + at + 1) >> np.uint64(8 * (length - 1)) & np.uint64(0xFF))
+    letter = ord("a") <= following | 0x20 <= ord("z")
+    if word & np.uint64(0xFF) != 0x20 or length < 2 or letter or following >= 0x80 or following == ord("'"):
+        return 0, np.uint64(0)
+    return length, swap_bytes(word) >> np.uint64(64 - 8 * length)
 
 
 @inlined
@@ -207,32 +233,74 @@ def _merged(text, at, end, letters, pairs, merges, tokens, first):
     return count
 
 
+@inlined
+def _next_added(text, at, own_from, starts, added, added_ends, added_ids):
+    """Where the first added token from ``own_from`` on begins, and which it is; `NOTHING` twice where none does.
+
+    A forbidden one counts from ``at`` on, and is `FORBIDDEN`. ``starts`` are their first and second bytes.
+    """
+    for place in range(at, len(text)):
+        if not starts[0, text[place]]:
+            continue
+        if place + 1 < len(text) and not starts[1, text[place + 1]]:
+            continue
+        found = NOTHING
+        begin = 0
+        for each in range(len(added_ends)):
+            size = added_ends[each] - begin
+            if place + size <= len(text) and _same_bytes(text, place, size, added, begin):
+                if added_ids[each] == FORBIDDEN:
+                    return place, np.int64(FORBIDDEN)
+                if found == NOTHING and place >= own_from:
+                    found = each
+            begin = added_ends[each]
+        if found != NOTHING:
+            return place, np.int64(found)
+    return np.int64(len(text)), np.int64(NOTHING)
+
+
+@inlined
+def _same_bytes(text, at, size, others, start):
+    same = 0
+    while same < size and text[at + same] == others[start + same]:
+        same += 1
+    return same == size
+
+
 @_KERNELS.kernel(
-    _BYTES, _BYTES, _INTEGERS, _INTEGER, _INTEGER, _INTEGER,
-    _INTEGERS, _INTEGERS, _OUT_BYTES, _OUT_IDS, _INTEGERS, _INTEGERS, _INTEGERS, _OUT_BYTES, _OUT_IDS,
+    _BYTES, _INTEGER, _BYTES, _TABLE, _BYTES, _INTEGERS, _INTEGERS, _INTEGER, _INTEGER, _INTEGER,
+    _INTEGERS, _INTEGERS, _OUT_BYTES, _OUT_IDS, _INTEGERS, _INTEGERS, _INTEGERS, _OUT_BYTES, _OUT_IDS, _INTEGERS,
 )  # fmt: skip
 def _look_up(
-    text, kind_of, added, style, most_digits, longest,
-    used, entries, words, ids, letters, pairs, whole, whole_words, tokens,
+    text, size, kind_of, starts, added, added_ends, added_ids, style, most_digits, longest,
+    used, entries, words, ids, letters, pairs, whole, whole_words, tokens, places,
 ):  # fmt: skip
-    """The tokens of a text, whose added tokens are ``added``: begin, end, id, and so on.
+    """The tokens of the first ``size`` bytes of a text.
 
-    ``whole`` are the words that are one token whatever merges. Returns how it went, and how many tokens there are,
-    or the character that is unseen.
+    ``whole`` are the words that are one token whatever merges. Of each added token, ``places`` gets where it begins
+    and how many tokens stand in front of it, as far as there is room. Returns how it went, and how many tokens
+    there are, or the character that is unseen.
     """
-    kinds = np.empty(len(text), np.uint8)
+    text = text[:size]
+    kinds = np.empty(size, np.uint8)
     outcome, character = _classify(text, kind_of, style, kinds)
     if outcome != DONE:
         return outcome, character
     merges = np.empty(longest, np.int64)
-    count, at, place = 0, 0, 0
-    while at < len(text) or place < len(added):
-        end = added[place] if place < len(added) else len(text)
+    address = text.ctypes.data
+    count, at, place, searched = 0, 0, 0, 0
+    while at < size:
+        end, which = _next_added(text, searched, at, starts, added, added_ends, added_ids)
+        if which == FORBIDDEN:
+            return LEFT_TO_LIBRARY, 0
         while at < end:
-            stop = word_end(text, kinds, at, end, style, most_digits)
-            if stop - at > longest:
-                return LEFT_TO_LIBRARY, 0
-            key = _key(text, at, stop)
+            length, key = _short_word(address, at, end)
+            stop = at + length
+            if not length:
+                stop = word_end(text, kinds, at, end, style, most_digits)
+                if stop - at > longest:
+                    return LEFT_TO_LIBRARY, 0
+                key = _key(text, at, stop)
             entry = _entry(text, at, stop, key, entries, words)
             known = entries[entry + 2]
             if known & _LOW == 1:
@@ -259,11 +327,17 @@ def _look_up(
                 _put(text, at, stop, key, entry, tokens, count, new, used, entries, words, ids)
                 count += new
             at = stop
-        if place < len(added):
-            tokens[count] = added[place + 2]
+        if which != NOTHING:
+            if place < len(places):
+                places[place] = at
+                places[place + 1] = count
+                place += 2
+            tokens[count] = added_ids[which]
             count += 1
-            at = added[place + 1]
-            place += 3
+            searched = at + 1
+            at += added_ends[which] - (added_ends[which - 1] if which else 0)
+    for rest in range(place, len(places), 2):
+        places[rest] = _NEVER
     return DONE, count
 
 

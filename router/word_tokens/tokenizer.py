@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import unicodedata
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ _PROBES = (
 )
 
 
+_NOWHERE = np.empty(0, np.int64)
+
+
 @lru_cache(maxsize=1)
 def _kinds() -> CharacterKinds:
     return CharacterKinds()
@@ -47,11 +50,20 @@ class _Table:
         self.ids = np.zeros(max_words * _IDS_A_WORD + _LONGEST_WORD_BYTES, np.uint32)
 
 
+class Added(NamedTuple):
+    """Added tokens as the kernels read them: ``starts`` marks their first and their second bytes."""
+
+    starts: NDArray[np.uint8]
+    text: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+
 class WordTokens:
     """Token ids as a tokenizer gives them without special tokens around a text. Thread-safe.
 
-    ``specials`` are the added tokens that are matched wherever they stand, ``others`` those of which nothing of the
-    kind is known. Texts with one of these, or with something else that is not sure, are left to the library.
+    Texts with an added token of which nothing is known, or with something else that is not sure, are left to the
+    library.
     """
 
     def __init__(
@@ -60,61 +72,55 @@ class WordTokens:
         cut: Cut,
         merges: Merges,
         to_nfc: bool,
-        added: re.Pattern[bytes],
-        specials: dict[bytes, int],
-        others: tuple[str, ...],
+        added: Added,
         max_words: int = MAX_WORDS,
     ) -> None:
-        self._cut = cut
-        self._merges = merges
         self._to_nfc = to_nfc
-        self._added = added
-        self._specials = specials
-        self._others = others
         self._look_up = kernels.entry_points()[0]
-        self._table = _Table(max_words)
+        self._added = added
+        table = _Table(max_words)
+        self._fixed = (
+            *added, *cut, _LONGEST_WORD_BYTES,
+            table.used, table.entries, table.words, table.ids,
+            merges.letters, merges.pairs, merges.whole, merges.whole_words,
+        )  # fmt: skip
         self._lock = threading.Lock()
 
     def tokens(self, text: str) -> Tokens | None:
         """None where the library has to be asked."""
-        if not text.isascii() and (
-            _LONG_S in text or (self._to_nfc and not unicodedata.is_normalized("NFC", text))
-        ):
-            return None
-        if any(other in text for other in self._others):
-            return None
         try:
             data = text.encode()
         except UnicodeEncodeError:  # lone surrogates
             return None
-        added = self._added_in(data)
-        if added is None:
+        if len(data) > len(text) and not self.is_sure(text):
             return None
         tokens = np.empty(len(data), np.uint32)
-        kinds, table, merges = _kinds(), self._table, self._merges
+        count = self.write_tokens(np.frombuffer(data, np.uint8), len(data), tokens, _NOWHERE)
+        return None if count is None else tokens[:count].copy()
+
+    def is_sure(self, text: str) -> bool:
+        """Whether what is not ASCII in a text is looked up as the library would take it."""
+        return _LONG_S not in text and not (self._to_nfc and not unicodedata.is_normalized("NFC", text))
+
+    def write_tokens(
+        self, text: NDArray[np.uint8], size: int, tokens: Tokens, places: NDArray[np.int64]
+    ) -> int | None:
+        """Put the tokens of the first ``size`` bytes of a text that `is_sure` into ``tokens``, which has room for
+        one a byte; returns how many, None where the library has to be asked.
+
+        Of the added tokens, ``places`` gets where each begins, and how many tokens stand in front of it, as far as
+        there is room for such pairs; places behind all in what is left of it.
+        """
+        kinds = _kinds()
         for _ in range(_MOST_PASSES):
             with self._lock:
-                outcome, count = self._look_up(
-                    np.frombuffer(data, np.uint8), kinds.of, added, *self._cut, _LONGEST_WORD_BYTES,
-                    table.used, table.entries, table.words, table.ids,
-                    merges.letters, merges.pairs, merges.whole, merges.whole_words, tokens,
-                )  # fmt: skip
+                outcome, count = self._look_up(text, size, kinds.of, *self._fixed, tokens, places)
             if outcome == kernels.DONE:
-                return tokens[:count].copy()
+                return int(count)
             if outcome == kernels.LEFT_TO_LIBRARY:
                 return None
             kinds.learn(count)
         return None
-
-    def _added_in(self, data: bytes) -> NDArray[np.int64] | None:
-        """Begin, end and id of the added tokens in a text; None where one of them may be more than it looks."""
-        found: list[int] = []
-        for match in self._added.finditer(data):
-            token = self._specials.get(match.group())
-            if token is None:
-                return None
-            found += (*match.span(), token)
-        return np.array(found, np.int64)
 
 
 def word_tokens_of(
@@ -127,16 +133,14 @@ def word_tokens_of(
         if content in segmentation.boundaries and not added.rstrip:
             specials[content.encode()] = token
         else:
-            others.append(content)
-    if len(others) > _MOST_OTHERS:
+            others.append(content.encode())
+    if len(others) > _MOST_OTHERS or b"" in others:
         raise UnfitError(f"{len(others)} of its added tokens depend on what stands around them")
     words = WordTokens(
         cut=cut_of(tokenizer),
         merges=merges_of(tokenizer, _LONGEST_WORD_BYTES),
         to_nfc=normalizes_to_nfc(tokenizer),
-        added=re.compile(segmentation.added.pattern.encode()),
-        specials=specials,
-        others=tuple(others),
+        added=_added(specials, others),
         max_words=max_words,
     )
     for text in ("".join(_PROBES), *_PROBES):
@@ -146,3 +150,21 @@ def word_tokens_of(
         if tokens is not None and tokens.tolist() != encoding.ids:
             raise UnfitError("the tokens of its words are not those of a text")
     return words
+
+
+def _added(specials: dict[bytes, int], others: list[bytes]) -> Added:
+    ids = {
+        content: kernels.FORBIDDEN if any(other in content for other in others) else token
+        for content, token in specials.items()
+    } | dict.fromkeys(others, kernels.FORBIDDEN)
+    contents = sorted(ids, key=len, reverse=True)
+    starts = np.zeros((2, 0x100), np.uint8)
+    for content in contents:
+        starts[0, content[0]] = 1
+        starts[1, content[1] if len(content) > 1 else slice(None)] = 1
+    return Added(
+        starts,
+        np.frombuffer(b"".join(contents), np.uint8),
+        np.cumsum([len(content) for content in contents], dtype=np.int64),
+        np.array([ids[content] for content in contents], np.int64),
+    )

@@ -277,6 +277,8 @@ async def test_streams_without_usage_are_counted_where_an_event_is_a_token(clust
 class Words:
     """A tokenizer that shows the document it was given."""
 
+    plain = None
+
     def __init__(self) -> None:
         self.documents: list[dict[str, Any]] = []
 

@@ -1,0 +1,106 @@
+"""Bodies of long chats whose tokens are known: a chat's next turn repeats its bytes up to the end of a message."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conductor.placement import Tokens
+from router.plain_chats import scanning
+
+if TYPE_CHECKING:
+    from router.plain_chats.layout import Layout
+    from router.plain_chats.prompts import PlainPrompts
+
+LONG_BYTES = 2_048  # of a body that is worth it
+_NAME_BYTES = 64
+_ENTRY_BYTES = 1_200  # of a dictionary's slot, a link of the order, and the heads of some objects
+
+
+@dataclass(frozen=True, slots=True)
+class KnownChat:
+    """A body, its tokens, and of each message: where it ends in the body, how many tokens and characters of the
+    prompt stand in front of the separator behind it, -1 where there is none.
+
+    ``facts`` are what the body says in front of its messages: see `scanning`.
+    """
+
+    body: bytes | bytearray
+    data: NDArray[np.uint8]
+    prompts: PlainPrompts
+    layout: Layout
+    facts: NDArray[np.int64]
+    roles: bytes
+    ends: NDArray[np.int64]
+    token_cuts: NDArray[np.int64]
+    character_cuts: NDArray[np.int64]
+    tokens: Tokens
+
+    @property
+    def cost_bytes(self) -> int:
+        return sys.getsizeof(self.body) + self.tokens.nbytes + 3 * self.ends.nbytes + _ENTRY_BYTES
+
+
+class KnownChats:
+    """The least recently used make room when ``max_bytes`` are taken. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # By some bytes in the latter half of each: chats that begin alike differ there, turns of one do not.
+        self._kept: OrderedDict[bytes, KnownChat] = OrderedDict()
+        self.kept_bytes = 0
+        self._lock = threading.Lock()
+        self._same_bytes = scanning.entry_points()[1]
+
+    def find(self, body: bytes | bytearray, data: NDArray[np.uint8]) -> tuple[KnownChat | None, int]:
+        """A chat whose body begins alike, and how many whole messages the two have in common."""
+        size = _half_of(len(body))
+        while size >= LONG_BYTES:
+            name = _name(body, size)
+            with self._lock:
+                known = self._kept.get(name)
+                if known is not None:
+                    self._kept.move_to_end(name)
+            if known is not None:
+                common = int(known.ends.searchsorted(self._same_bytes(data, known.data), "right"))
+                while common and known.token_cuts.item(common - 1) < 0:
+                    common -= 1
+                if common:
+                    return known, common
+            size >>= 1
+        return None, 0
+
+    def keep(self, chat: KnownChat) -> None:
+        size, cost_bytes = _half_of(chat.ends.item(-1)), chat.cost_bytes
+        if size < LONG_BYTES or cost_bytes > self._max_bytes:
+            return
+        name = _name(chat.body, size)
+        with self._lock:
+            self._forget(name)
+            self._kept[name] = chat
+            self.kept_bytes += cost_bytes
+            chat.prompts.kept_bytes += cost_bytes
+            while self.kept_bytes > self._max_bytes:
+                self._forget(next(iter(self._kept)))
+
+    def _forget(self, name: bytes) -> None:
+        chat = self._kept.pop(name, None)
+        if chat is not None:
+            self.kept_bytes -= chat.cost_bytes
+            chat.prompts.kept_bytes -= chat.cost_bytes
+
+
+def _half_of(size: int) -> int:
+    """The greatest power of two that is not above it."""
+    return 1 << (size.bit_length() - 1) if size else 0
+
+
+def _name(body: bytes | bytearray, size: int) -> bytes:
+    """Bytes behind which a body has at most as many again."""
+    return b"%d %b" % (size, bytes(body[size - _NAME_BYTES : size]))

@@ -1,0 +1,82 @@
+"""What a template writes around the contents of chats of one shape, as the kernels read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.template_shapes import Shape
+
+_NO_CUT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``cuts`` [i] is where in literal i the first separator begins, in bytes, -1 where there is none: what stands
+    in front of a separator has the same tokens whatever follows. ``cut_characters`` is the same in characters.
+
+    ``in_turn``: the contents are written in the order of the messages, each once.
+    """
+
+    shape: Shape
+    literals: NDArray[np.uint8]
+    literal_ends: NDArray[np.int64]
+    contents: NDArray[np.int64]
+    stripped: NDArray[np.int64]
+    cuts: NDArray[np.int64]
+    cut_characters: NDArray[np.int64]
+    in_turn: bool
+    is_ascii: bool
+    room: int
+    has_conditions: bool
+
+    def begins_as(self, other: Layout, messages: int) -> bool:
+        """Whether both write the same of so many messages, up to the separator behind them, if they may at all."""
+        mine, theirs = self.shape, other.shape
+        if mine is theirs:
+            return True
+        cut = self.cuts.item(messages)
+        return (
+            cut >= 0
+            and cut == other.cuts.item(messages)
+            and mine.literals[:messages] == theirs.literals[:messages]
+            and mine.literals[messages].encode()[:cut] == theirs.literals[messages].encode()[:cut]
+            and mine.stripped[:messages] == theirs.stripped[:messages]
+            and _of_first(messages, mine.absent) <= set(theirs.absent)
+            and {each for each in mine.not_blank if each < messages} <= set(theirs.not_blank)
+        )
+
+
+def _of_first(messages: int, absent: tuple[tuple[int, str], ...]) -> set[tuple[int, str]]:
+    return {each for each in absent if each[0] < messages}
+
+
+def layout_of(shape: Shape, separators: frozenset[str]) -> Layout:
+    literals = [literal.encode() for literal in shape.literals]
+    places = [_first_of(separators, literal) for literal in shape.literals]
+    return Layout(
+        shape=shape,
+        literals=np.frombuffer(b"".join(literals), np.uint8),
+        literal_ends=np.array(list(accumulate(map(len, literals))), np.int64),
+        contents=np.array(shape.contents, np.int64),
+        stripped=np.array(shape.stripped, np.int64),
+        cuts=np.array(
+            [
+                _NO_CUT if place < 0 else len(literal[:place].encode())
+                for place, literal in zip(places, shape.literals, strict=True)
+            ],
+            np.int64,
+        ),
+        cut_characters=np.array(places, np.int64),
+        in_turn=shape.contents == tuple(range(len(shape.contents))),
+        is_ascii=all(map(str.isascii, shape.literals)),
+        room=sum(map(len, literals)),
+        has_conditions=bool(shape.absent or shape.not_blank),
+    )
+
+
+def _first_of(separators: frozenset[str], literal: str) -> int:
+    return min((place for each in separators if (place := literal.find(each)) >= 0), default=_NO_CUT)

@@ -1,0 +1,245 @@
+"""From the bytes of a plain chat to its tokens, without an object for anything in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from conductor.placement import Tokens
+from router.inference import Endpoint, InferenceRequest
+from router.plain_chats import scanning as s
+from router.plain_chats.known_chats import LONG_BYTES, KnownChat, KnownChats
+from router.plain_chats.layout import Layout
+from router.plain_chats.prompts import PlainPrompts
+from router.plain_chats.writing import CHARACTERS, NO_ROOM, PLACED, TEXT_END, write_kernel
+from router.template_shapes import Shape
+
+MAX_BYTES = 64 * 1024 * 1024
+AT_ONCE_BYTES = 64 * 1024  # of new text: about a millisecond
+_MOST_MESSAGES = 4_096
+_MOST_BODY_BYTES = 1 << 20
+_PLACES_A_MESSAGE = 4  # added tokens in a long chat's text; with more of them it is not kept
+_SMALL_BYTES = 16_384
+_NO_CUT = -1
+_NOWHERE = np.empty(0, np.int64)
+
+
+class _Scratch:
+    """What the kernels write, kept from one chat to the next: fresh memory would cost more than they do."""
+
+    def __init__(self) -> None:
+        self.facts = np.empty(s.FACTS, np.int64)
+        self.facts_before = np.empty(s.FACTS, np.int64)
+        self.messages = np.empty(s.MESSAGE * _MOST_MESSAGES, np.int64)
+        self.roles = np.empty(_MOST_MESSAGES, np.uint8)
+        self.placed = np.empty(PLACED * _MOST_MESSAGES, np.int64)
+        self.places = np.empty(2 * _PLACES_A_MESSAGE * _MOST_MESSAGES, np.int64)
+        self.make_room(_SMALL_BYTES)
+
+    def make_room(self, size: int) -> None:
+        """For a text of so many bytes."""
+        self.text = np.empty(size, np.uint8)
+        self.tokens = np.empty(size, np.uint32)
+
+
+@dataclass(slots=True)
+class PlainChat:
+    """What is read of a body. ``tokens`` is None where :meth:`PlainChats.tokenize` has to be asked for them."""
+
+    body: bytes | bytearray
+    model: str
+    stream: bool
+    max_output_tokens: int | None
+    tokens: Tokens | None
+    prompts: PlainPrompts
+
+    def request(self) -> InferenceRequest:
+        return InferenceRequest(
+            Endpoint.CHAT, self.body, None, self.model, self.stream, self.max_output_tokens, cache_salt=None
+        )
+
+
+class PlainChats:
+    """Reads chats whose messages are a role and a text each. Thread-safe.
+
+    ``prompts_of`` knows the tokenizers of models; the bodies and tokens of long chats take ``max_bytes`` at most.
+    """
+
+    def __init__(
+        self, prompts_of: Callable[[str], PlainPrompts | None], *, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._prompts_of = prompts_of
+        self._known = KnownChats(max_bytes)
+        self._scratches: list[_Scratch] = []
+        self._scan = s.entry_points()[0]
+        self._write = write_kernel()
+
+    def read(self, body: bytes | bytearray) -> PlainChat | None:
+        """None where it is no plain chat, or none that is tokenized here. What is new in it is tokenized if it is
+        no more than `AT_ONCE_BYTES`.
+        """
+        return self._read(body, AT_ONCE_BYTES)
+
+    def tokenize(self, chat: PlainChat) -> Tokens | None:
+        """However long it is; None where the library has to be asked."""
+        found = self._read(chat.body, _MOST_BODY_BYTES)
+        return None if found is None else found.tokens
+
+    def _read(self, body: bytes | bytearray, most_new: int) -> PlainChat | None:
+        if not 0 < len(body) <= _MOST_BODY_BYTES:
+            return None
+        scratch = self._scratches.pop() if self._scratches else _Scratch()
+        try:
+            data = np.frombuffer(body, np.uint8)
+            known, common = None, 0
+            if len(body) >= LONG_BYTES:
+                known, common = self._known.find(body, data)
+            chat = self._read_behind(body, data, known, common, scratch, most_new)
+            if chat is None and known is not None:
+                chat = self._read_behind(body, data, None, 0, scratch, most_new)
+            return chat
+        finally:
+            self._scratches.append(scratch)
+
+    def _read_behind(
+        self,
+        body: bytes | bytearray,
+        data: NDArray[np.uint8],
+        known: KnownChat | None,
+        common: int,
+        scratch: _Scratch,
+        most_new: int,
+    ) -> PlainChat | None:
+        facts = scratch.facts
+        behind, roles = 0, b""
+        if known is not None:
+            behind, roles = known.ends.item(common - 1), known.roles[:common]
+            facts[:] = known.facts
+        count = self._scan(data, behind, facts, scratch.facts_before, scratch.messages, scratch.roles)
+        if count == s.NOT_PLAIN:
+            return None
+        model_begin, model_end, stream, max_tokens, max_completion_tokens, choices, _ = facts.tolist()
+        model = body[model_begin:model_end].decode()
+        prompts = self._prompts_of(model)
+        if prompts is None or choices == 0 or (known is not None and known.prompts is not prompts):
+            return None
+        roles += scratch.roles[:count].tobytes()
+        layout = prompts.layout(roles) if roles else None
+        if layout is None:
+            return None
+        if known is not None and not (layout.in_turn and layout.begins_as(known.layout, common)):
+            return None
+        limit = max_completion_tokens if max_completion_tokens >= 0 else max_tokens
+        chat = PlainChat(body, model, stream == 1, None if limit < 0 else limit, None, prompts)
+        if len(body) - behind <= most_new:
+            chat.tokens = self._tokens(chat, data, layout, roles, known, common, scratch)
+            if chat.tokens is None:
+                return None
+        return chat
+
+    def _tokens(
+        self,
+        chat: PlainChat,
+        data: NDArray[np.uint8],
+        layout: Layout,
+        roles: bytes,
+        known: KnownChat | None,
+        common: int,
+        scratch: _Scratch,
+    ) -> Tokens | None:
+        """None where the library has to be asked, or the template might write something else."""
+        begin = layout.cuts.item(common) if common else 0
+        arguments = (data, scratch.messages, common, layout.contents, layout.stripped, layout.literals,
+                     layout.literal_ends, begin)  # fmt: skip
+        size, beyond_ascii, characters = self._write(*arguments, scratch.text, scratch.placed)
+        if size == NO_ROOM:
+            scratch.make_room(2 * (layout.room + len(data)))
+            size, beyond_ascii, characters = self._write(*arguments, scratch.text, scratch.placed)
+            if size == NO_ROOM:  # where contents are written again and again
+                return None
+        text = scratch.text
+        prompts = chat.prompts
+        words = prompts.words
+        if (beyond_ascii or not layout.is_ascii) and not words.is_sure(text[:size].tobytes().decode()):
+            return None
+        contents = layout.contents.size - common
+        if layout.has_conditions and not _holds(layout.shape, chat.body, scratch.messages, common):
+            return None
+        is_long = data.size >= LONG_BYTES and layout.in_turn
+        places = scratch.places[: 2 * _PLACES_A_MESSAGE * (contents + 1)] if is_long else _NOWHERE
+        count = words.write_tokens(text, size, scratch.tokens, places)
+        if count is None:
+            return None
+        prompts.new_characters += characters
+        if known is not None:
+            prompts.known_characters += known.character_cuts.item(common - 1)
+        new = scratch.tokens[:count]
+        tokens = new.copy() if known is None else np.concatenate((_front(known, common), new))
+        if is_long:
+            self._keep(chat, data, layout, roles, known, common, scratch, tokens, places)
+        return tokens
+
+    def _keep(
+        self,
+        chat: PlainChat,
+        data: NDArray[np.uint8],
+        layout: Layout,
+        roles: bytes,
+        known: KnownChat | None,
+        common: int,
+        scratch: _Scratch,
+        tokens: Tokens,
+        places: NDArray[np.int64],
+    ) -> None:
+        """Remember what a next turn begins with."""
+        count = len(roles) - common
+        placed = scratch.placed[: PLACED * count]
+        behind = slice(common + 1, len(roles) + 1)
+        cuts = layout.cuts[behind]
+        begins, before = places[0::2], places[1::2]
+        at = begins.searchsorted(placed[TEXT_END::PLACED] + cuts).clip(max=len(begins) - 1)
+        found = (cuts >= 0) & (begins[at] == placed[TEXT_END::PLACED] + cuts)
+        token_cuts = np.where(found, before[at], _NO_CUT)
+        character_cuts = placed[CHARACTERS::PLACED] + layout.cut_characters[behind]
+        ends = scratch.messages[s.MESSAGE_END : s.MESSAGE * count : s.MESSAGE]
+        if known is not None:
+            first_token, first_character = known.token_cuts[common - 1], known.character_cuts[common - 1]
+            token_cuts = np.where(found, token_cuts + first_token, _NO_CUT)
+            ends = np.concatenate((known.ends[:common], ends))
+            token_cuts = np.concatenate((known.token_cuts[:common], token_cuts))
+            character_cuts = np.concatenate((known.character_cuts[:common], character_cuts + first_character))
+        facts = scratch.facts_before.copy()
+        kept = KnownChat(
+            chat.body,
+            data,
+            chat.prompts,
+            layout,
+            facts,
+            roles,
+            ends.copy(),
+            token_cuts,
+            character_cuts,
+            tokens,
+        )
+        self._known.keep(kept)
+
+
+def _front(known: KnownChat, common: int) -> Tokens:
+    return known.tokens[: known.token_cuts.item(common - 1)]
+
+
+def _holds(shape: Shape, body: bytes | bytearray, messages: NDArray[np.int64], common: int) -> bool:
+    """Whether the new contents are as the template's answers take them to be."""
+
+    def content(message: int) -> str:
+        place = s.MESSAGE * (message - common)
+        text: str = orjson.loads(body[messages.item(place + s.BEGIN) - 1 : messages.item(place + s.END) + 1])
+        return text
+
+    return not any(text in content(message) for message, text in shape.absent if message >= common) and all(
+        content(message).strip() for message in shape.not_blank if message >= common
+    )
