@@ -21,7 +21,7 @@ MAX_BYTES: Final = 32 * 1024 * 1024
 _REFERENCE_BYTES: Final = 8
 _SHAPE_BYTES: Final = 1_024  # besides its texts and references
 _ASSUMPTION_BYTES: Final = 128
-_ADDRESS: Final = " at 0x"  # within the text of objects that have no better one
+_ADDRESS: Final = " at 0x"  # in the texts of objects that have no better one, which are others each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _shape(text: str | UnknownText, assumptions: Assumptions) -> Shape | None:
             contents.append(message)
             stripped.append(sides)
             literals.append("")
-    if any(_ADDRESS in literal for literal in literals):
+    if any(_ADDRESS in literal.lower() for literal in set(literals)):
         return None
     same: dict[str, str] = {}  # turns are alike: one object for all
     return Shape(

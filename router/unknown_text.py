@@ -22,9 +22,8 @@ class ContentReadError(BaseException):
 class Assumptions:
     """What has to be true of the messages' contents for the answers that were given about them."""
 
-    absent: dict[tuple[int, str], None] = field(
-        default_factory=dict
-    )  # not within the content of this message
+    # Of the content of which message what is not within it.
+    absent: dict[tuple[int, str], None] = field(default_factory=dict)
     not_blank: dict[int, None] = field(default_factory=dict)  # more than white space
 
 

@@ -126,6 +126,7 @@ READING = [
     "{{ '<' | e + m.content }}",
     "{{ '<' | safe in m.content }}",
     "{{ m.keys }}{{ m.content }}",
+    "{{ m | reverse | string | title }}{{ m.content }}",
     "{{ m.content }}{{ strftime_now('%Y') }}",
     "{{ m.content }}{{ [1, 2] | random }}",
     "{{ m.content }}{{ lipsum() }}",
