@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,11 +13,6 @@ from router.chat_template import ChatTemplate
 from router.unknown_text import Assumptions, ContentReadError, UnknownText
 from router.unknown_text_environment import escapes, joined, unknown_text_environment
 
-MAX_SHAPES: Final = 4_096
-MAX_BYTES: Final = 32 * 1024 * 1024
-_REFERENCE_BYTES: Final = 8
-_SHAPE_BYTES: Final = 1_024  # besides its texts and references
-_ASSUMPTION_BYTES: Final = 128
 _ADDRESS: Final = " at 0x"  # in the texts of objects that have no better one, which are others each time
 
 
@@ -39,11 +31,9 @@ class Shape:
 
 
 class TemplateShapes:
-    """Shapes of a template's prompts; the latest are remembered. Thread-safe."""
+    """Shapes of a template's prompts. Thread-safe."""
 
-    def __init__(
-        self, template: ChatTemplate, max_shapes: int = MAX_SHAPES, max_bytes: int = MAX_BYTES
-    ) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self._template = _with_unknown_text(template.source)
         self._keeps_parts = template.keeps_parts
         self._variables = {
@@ -53,10 +43,6 @@ class TemplateShapes:
             "documents": None,
             "add_generation_prompt": True,
         }
-        self._max_shapes, self._max_bytes = max_shapes, max_bytes
-        self._kept: OrderedDict[tuple[str, ...], tuple[Shape | None, int]] = OrderedDict()
-        self.kept_bytes = 0
-        self._lock = threading.Lock()
 
     def of(self, roles: tuple[str, ...]) -> Shape | None:
         """Of chats whose messages have these roles and a text as content, and nothing else.
@@ -64,20 +50,9 @@ class TemplateShapes:
         They ask for a generation prompt, as they do by default, and come without tools, documents and arguments of
         the template. None where the template reads contents, may write another text the next time, or fails.
         """
-        if self._template is None:
-            return None
-        with self._lock:
-            found = self._kept.get(roles)
-            if found is not None:
-                self._kept.move_to_end(roles)
-                return found[0]
-        shape = self._rendered(roles)
-        self._keep(tuple(map(sys.intern, roles)), shape)
-        return shape
-
-    def _rendered(self, roles: tuple[str, ...]) -> Shape | None:
         template = self._template
-        assert template is not None
+        if template is None:
+            return None
         assumptions = Assumptions()
         messages = [
             _message(role, UnknownText.of_message(index, assumptions), self._keeps_parts)
@@ -90,19 +65,6 @@ class TemplateShapes:
         except (ContentReadError, Exception):
             return None
         return _shape(text, assumptions)
-
-    def _keep(self, roles: tuple[str, ...], shape: Shape | None) -> None:
-        cost_bytes = _cost_bytes(roles, shape)
-        if cost_bytes > self._max_bytes:
-            return
-        with self._lock:
-            if roles in self._kept:
-                return
-            self._kept[roles] = (shape, cost_bytes)
-            self.kept_bytes += cost_bytes
-            while self.kept_bytes > self._max_bytes or len(self._kept) > self._max_shapes:
-                _, (_, freed_bytes) = self._kept.popitem(last=False)
-                self.kept_bytes -= freed_bytes
 
 
 def _with_unknown_text(source: str) -> jinja2.Template | None:
@@ -139,13 +101,3 @@ def _shape(text: str | UnknownText, assumptions: Assumptions) -> Shape | None:
         tuple(assumptions.absent),
         tuple(assumptions.not_blank),
     )
-
-
-def _cost_bytes(roles: tuple[str, ...], shape: Shape | None) -> int:
-    texts = set(roles)
-    cost_bytes = _SHAPE_BYTES + _REFERENCE_BYTES * len(roles)
-    if shape is not None:
-        texts.update(shape.literals)
-        cost_bytes += _REFERENCE_BYTES * 3 * len(shape.literals) + _ASSUMPTION_BYTES * len(shape.absent)
-        cost_bytes += _REFERENCE_BYTES * len(shape.not_blank)
-    return cost_bytes + sum(map(sys.getsizeof, texts))

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from router.template_shapes import Shape
 
 _NO_CUT = -1
+_LAYOUT_BYTES = 2_048  # of its arrays' heads and its different texts
+_PIECE_BYTES = 5 * 8 + 3 * 8 + 64  # of arrays, of references, and of a condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class Layout:
     is_ascii: bool
     room: int
     has_conditions: bool
+
+    @property
+    def cost_bytes(self) -> int:
+        """Of a piece of text there are the bytes, and references to one that is shared."""
+        return _LAYOUT_BYTES + self.literals.nbytes + _PIECE_BYTES * self.literal_ends.size
 
     def begins_as(self, other: Layout, messages: int) -> bool:
         """Whether both write the same of so many messages, up to the separator behind them, if they may at all."""

@@ -20,9 +20,10 @@ from router import PromptTokenizer
 from router.chat_template import ChatTemplate
 from router.errors import RequestError
 from router.inference import Endpoint, InferenceRequest, parse_inference
-from router.plain_chats import PlainChat, PlainChats
+from router.plain_chats import PlainChat, PlainChats, PlainPrompts
 from router.plain_chats.known_chats import LONG_BYTES
 from router.plain_chats.reader import AT_ONCE_BYTES
+from router.segments import segmentation_of
 from router.tokens import TokenService
 from simulator.emulator.tokens import TOKENIZER_FOLDER
 
@@ -295,6 +296,34 @@ def test_known_chats_keep_to_their_memory() -> None:
     assert plain.kept_bytes - before > 100_000
     assert reader.read(body_of(["x" * 300_000, "y"])) is not None  # more than may be kept
     assert plain.kept_bytes - before <= 200_000
+
+
+def test_layouts_keep_to_their_memory() -> None:
+    tokenizer = tokenizer_of(as_llama_3, CHATML)
+    assert tokenizer.plain is not None
+    words, template = tokenizer.plain.words, ChatTemplate(CHATML, {})
+    library = as_llama_3()
+    segmentation = segmentation_of(library, lambda text: np.array(library.encode(text).ids))
+    prompts = PlainPrompts(template, segmentation, words, max_layout_bytes=60_000)
+    first = prompts.layout(b"\1")
+    for length in range(1, 80):
+        layout = prompts.layout(b"\1\2" * length)
+        assert layout is not None
+        assert prompts.layout(b"\1\2" * length) is layout
+        assert 0 < prompts.layout_bytes <= 60_000
+    again = prompts.layout(b"\1")
+    assert again is not first
+    assert again is not None
+    assert first is not None
+    assert again.shape == first.shape
+
+
+def test_very_many_messages_are_left_to_others() -> None:
+    tokenizer = tokenizer_of(as_llama_3, CHATML)
+    reader = reader_of(tokenizer)
+    assert check(reader, tokenizer, body_of(["a"] * 1_023)) is not None
+    assert reader.read(body_of(["a"] * 1_025)) is None
+    assert reader.read(body_of(["a"] * 5_000)) is None
 
 
 def test_much_new_text_is_left_for_a_thread() -> None:

@@ -367,25 +367,3 @@ def test_any_template(body: str, contents: list[tuple[str, str]]) -> None:
         return
     for texts in contents:
         check(source, ("user", "assistant"), texts)
-
-
-def test_shapes_are_remembered() -> None:
-    shapes = TemplateShapes(
-        ChatTemplate(of_each("{{ m.content if m.role == 'user' else m.content | upper }}"), {})
-    )
-    shape = shapes.of(("user",))
-    assert shape is not None and shapes.of(("user",)) is shape
-    taken = shapes.kept_bytes
-    assert shapes.of(("assistant",)) is None and shapes.kept_bytes > taken  # which is remembered as well
-    assert shapes.of(("assistant",)) is None
-
-
-def test_memory_is_bounded() -> None:
-    shapes = TemplateShapes(ChatTemplate(MODELS["chatml"], SPECIAL), max_shapes=8, max_bytes=20_000)
-    first = shapes.of(("user",))
-    for number in range(1, 40):
-        assert shapes.of(("user", "assistant") * (number % 13) + (f"role {number}",)) is not None
-        assert 0 < shapes.kept_bytes <= 20_000
-        assert shapes.of(("user",)) is first  # the latest stay
-    assert shapes.of(("x" * 30_000,)) is not None
-    assert shapes.of(("user",)) is first and shapes.kept_bytes <= 20_000
