@@ -1,15 +1,18 @@
 """What the tokens of a growing chat cost: thread CPU a request, with and without the tokens that are kept.
 
-A chat grows turn by turn to 8, 32 and 128 KB of rendered text. Three ways to its tokens, for each size:
+A chat grows turn by turn to 8, 32 and 128 KB of rendered text. Ways to its tokens, for each size:
 
 - direct: `encode_batch_fast` of the tokenizers library over the rendered text, and nothing else;
 - cold: the front door's tokenizer, cache on and empty: rendering, splitting, tokenizing, keeping;
-- new turn: the same when all but the last exchange was tokenized before.
+- new turn: the same when all but the last exchange was tokenized before, as in each of the last four turns;
+- plain, plain turn: from the body's bytes, which compiled code reads, renders and tokenizes: all new, and the last
+  four turns. What the template writes of so many messages is known from another chat; the first of each length
+  takes some us a message more.
 
-Words are drawn as often as Zipf's law has it from 20,000, and one in twenty is a number that no other text has. The
-last two include rendering the chat template; `direct` does not. Beside them stands how long the template takes
-over messages that it has rendered before. Medians over chats of different text. Before anything is timed, the
-tokens of all three are compared.
+Words are drawn as often as Zipf's law has it from 20,000, and one in twenty is a number that no other text has.
+Cold and the new turn include rendering the chat template but not parsing; plain is all of it. Beside them is how
+long the template takes over messages that it has rendered before. Medians over chats of different text. Before
+anything is timed, the tokens of all are compared.
 """
 
 from __future__ import annotations
@@ -33,16 +36,19 @@ from tokenizers import Tokenizer
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # `simulator` is the package, not the script here
 
+from conductor.placement import Tokens
 from router import PromptTokenizer
 from router.chat_template import ChatTemplate
 from router.inference import Endpoint, InferenceRequest, parse_inference
 from router.known_bodies import KnownBodies
+from router.plain_chats import PlainChats
 from simulator.emulator.tokens import TOKENIZER_FOLDER
 
 SIZES_KB = (8, 32, 128)
 QUESTION_WORDS, ANSWER_WORDS = 40, 160
 SYLLABLES = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")]
 VOCABULARY = 20_000  # words, used as often as Zipf's law has it
+DIFFERENT = "the tokens differ from those of direct encoding"
 NUMBERS = 0.05  # of the words, drawn from so many that each is new
 
 
@@ -95,6 +101,28 @@ def cpu_us(work: Callable[[], object]) -> float:
     return (time.thread_time_ns() - started_ns) / 1e3
 
 
+def reader_of(folder: Path, turns: list[list[dict[str, str]]]) -> PlainChats:
+    """Which knows what the template writes of so many messages."""
+    tokenizer = PromptTokenizer.from_folder(folder)
+    reader = PlainChats(lambda _: tokenizer.plain)
+    for messages in turns:
+        read(
+            reader, orjson.dumps({"model": "m", "messages": [{**each, "content": "x"} for each in messages]})
+        )
+    return reader
+
+
+def read(reader: PlainChats, body: bytes | bytearray) -> Tokens:
+    chat = reader.read(body)
+    if chat is None:
+        raise SystemExit(
+            "the tokenizer's chats are not read by compiled code: its words or its template do not allow it"
+        )
+    tokens = chat.tokens if chat.tokens is not None else reader.tokenize(chat)
+    assert tokens is not None
+    return tokens
+
+
 def evaluate(folder: Path, size_bytes: int, chats: int) -> dict[str, Any]:
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
@@ -104,26 +132,33 @@ def evaluate(folder: Path, size_bytes: int, chats: int) -> dict[str, Any]:
         name: config[name] for name in ("bos_token", "eos_token") if isinstance(config.get(name), str)
     }
     template = ChatTemplate(source, specials)
-    measured: dict[str, list[float]] = {"render": [], "direct": [], "cold": [], "new_turn": []}
+    names = ("render", "direct", "cold", "new_turn", "plain", "plain_turn")
+    measured: dict[str, list[float]] = {name: [] for name in names}
     sizes, tokens = [], []
     for seed in range(chats):
         messages = grown_chat(seed, size_bytes)
         bodies = KnownBodies()
-        before, request = chat_request(messages[:-2], bodies), chat_request(messages, bodies)
+        turns = [chat_request(messages[: len(messages) - back], bodies) for back in (8, 6, 4, 2, 0)]
+        request = turns[-1]
         text = template.render(request.document)
         expected = plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         cold, warm = PromptTokenizer.from_folder(folder), PromptTokenizer.from_folder(folder)
         if cold.cache_state().off is not None:
             raise SystemExit(f"{folder}: nothing is kept, as {cold.cache_state().off}")
-        warm.tokens(before)
         measured["render"].append(cpu_us(partial(template.render, request.document)))
         measured["direct"].append(cpu_us(partial(plain.encode_batch_fast, [text], add_special_tokens=False)))
         measured["cold"].append(cpu_us(partial(cold.tokens, request)))
-        measured["new_turn"].append(cpu_us(partial(warm.tokens, request)))
+        times_us = [cpu_us(partial(warm.tokens, turn)) for turn in turns]
+        measured["new_turn"].append(statistics.median(times_us[1:]))
         for ours in (cold, warm):
-            assert ours.tokens(request).tolist() == expected, (
-                "the tokens differ from those of direct encoding"
-            )
+            assert ours.tokens(request).tolist() == expected, DIFFERENT
+        reader = reader_of(folder, [turn.document["messages"] for turn in turns])
+        measured["plain"].append(cpu_us(partial(read, reader, request.body)))
+        assert read(reader, request.body).tolist() == expected, DIFFERENT
+        reader = reader_of(folder, [turn.document["messages"] for turn in turns])
+        times_us = [cpu_us(partial(read, reader, turn.body)) for turn in turns]
+        measured["plain_turn"].append(statistics.median(times_us[1:]))
+        assert read(reader, request.body).tolist() == expected, DIFFERENT
         sizes.append(len(text))
         tokens.append(len(expected))
     return {
@@ -149,11 +184,15 @@ def main() -> None:
         print(json.dumps({"benchmark": "tokens", "tokenizer": str(options.tokenizer), "results": results}))
         return
     print(f"us of thread CPU a request, medians of {chats} chats")
-    print(f"{'KB':>5}{'tokens':>9}{'render':>10}{'direct':>10}{'cold':>10}{'new turn':>10}{'direct/new':>12}")
+    print(
+        f"{'KB':>5}{'tokens':>9}{'render':>10}{'direct':>10}{'cold':>10}{'new turn':>10}{'plain':>10}"
+        f"{'plain turn':>12}{'direct/plain turn':>19}"
+    )
     for r in results:
         print(
             f"{r['kb']:>5}{r['tokens']:>9}{r['render_us']:>10.0f}{r['direct_us']:>10.0f}{r['cold_us']:>10.0f}"
-            f"{r['new_turn_us']:>10.0f}{r['direct_us'] / r['new_turn_us']:>12.1f}"
+            f"{r['new_turn_us']:>10.0f}{r['plain_us']:>10.0f}{r['plain_turn_us']:>12.0f}"
+            f"{r['direct_us'] / r['plain_turn_us']:>19.1f}"
         )
 
 
