@@ -161,7 +161,7 @@ class Exchange:
         elif not self.more_body:
             self._begin()
         elif self._expects_continue:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.services.outbox.write(self.transport, b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _refuse_length(self) -> None:
         self.refuse(too_long(self.services.settings.max_body_bytes))
@@ -375,9 +375,10 @@ class Exchange:
             added += f"retry-after: {retry_after_s}\r\n"
         if not self.keep_alive:
             added += "connection: close\r\n"
-        self.transport.write(
+        self.services.outbox.write(
+            self.transport,
             b"%b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (status_line(status), content_type, len(body), added.encode("latin-1"), body)
+            % (status_line(status), content_type, len(body), added.encode("latin-1"), body),
         )
         self.complete()
 

@@ -96,6 +96,10 @@ class FrontDoorProtocol(HttpToolsProtocol):
                 self._without_upgrade = None
                 self.parser = httptools.HttpRequestParser(self)
 
+    def shutdown(self) -> None:
+        self.services.outbox.flush()
+        super().shutdown()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         if isinstance(self.active, Exchange):
@@ -226,6 +230,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         elif exchange.more_body and not self.transport.is_closing():
             self._linger()
         else:
+            self.services.outbox.flush()
             self.transport.close()
             self.server_state.total_requests += 1
 
@@ -248,14 +253,16 @@ class FrontDoorProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             return
         body = error.body()
-        self.transport.write(
+        self.services.outbox.write(
+            self.transport,
             b"%b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status_line(error.status), len(body), body)
+            % (status_line(error.status), len(body), body),
         )
         self._linger()
 
     def _linger(self) -> None:
         """Close without losing the response: unread input would make the kernel reset the connection."""
+        self.services.outbox.flush()
         transport = self.transport
         if transport.can_write_eof():
             transport.write_eof()

@@ -188,7 +188,17 @@ class DecodeLeg(Leg):
     take over.
     """
 
-    __slots__ = ("_events", "_held", "_last", "_tail", "_tail_before", "_whole_chunks", "_write", "started")
+    __slots__ = (
+        "_events",
+        "_held",
+        "_last",
+        "_outbox",
+        "_tail",
+        "_tail_before",
+        "_transport",
+        "_whole_chunks",
+        "started",
+    )
 
     def __init__(
         self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, limit_s: float
@@ -201,7 +211,8 @@ class DecodeLeg(Leg):
         self._last = b""
         self._tail = b""
         self._tail_before = b""
-        self._write = attempt.transport.write
+        self._outbox = attempt.services.outbox
+        self._transport = attempt.transport
 
     @property
     def events(self) -> int:
@@ -249,7 +260,7 @@ class DecodeLeg(Leg):
             self._tail_before = self._tail
             self._tail = data
         if self.started:
-            self._write(data)
+            self._outbox.write(self._transport, data)
         else:
             self._start(data)
 
@@ -272,18 +283,18 @@ class DecodeLeg(Leg):
         if head.chunked and self.attempt.client_takes_chunks:
             if not self._whole_chunks or not self._last.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n")):
                 return False
-            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+            self._outbox.write(self._transport, b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
             return True
         if head.content_length is not None or not self._last.endswith((b"\n\n", b"\r\n\r\n")):
             return False
-        self._write(event)
+        self._outbox.write(self._transport, event)
         return True
 
     def _start(self, data: bytes) -> None:
         assert self.head is not None
         first = self.attempt.response_started(self, self.head) + data
         self.started = True
-        self._write(first)
+        self._outbox.write(self._transport, first)
 
     def _hold_back(self, data: bytes, framer: BodyFramer) -> bytes:
         """The bytes that may go out now; the beginning of an incomplete chunk waits for its end."""
