@@ -26,7 +26,7 @@ from conductor.placement import (
 from router.attempt import Attempt
 from router.errors import RequestError
 from router.framing import ResponseHead
-from router.heads import Headers, forwarded_fields, request_head
+from router.heads import forwarded_fields, request_head
 from router.hedging import FirstBytes, Hedge
 from router.inference import InferenceRequest
 from router.legs import DecodeLeg
@@ -71,14 +71,13 @@ class Delivery:
     def __init__(
         self,
         exchange: Exchange,
-        headers: Headers,
         request: InferenceRequest,
         prompt: Prompt,
         terms: RequestTerms,
     ) -> None:
         self.services = exchange.services
         self.transport = exchange.transport
-        self.client_takes_chunks = exchange.client_takes_chunks
+        self.client_takes_chunks = exchange.head.client_takes_chunks
         self.endpoint = request.endpoint
         self.placement: Placement | None = None
         self.attempts = 0
@@ -88,9 +87,11 @@ class Delivery:
         self._prompt = prompt
         self._terms = terms
         trace = self._trace = exchange.trace
-        if trace is not None:
-            headers = trace.engine_headers(headers)
-        self._fields, self._credentials = forwarded_fields(headers, exchange.request_id)
+        if trace is None:
+            self._fields, self._credentials = exchange.head.forwarded()
+        else:
+            headers = trace.engine_headers(exchange.head.headers)
+            self._fields, self._credentials = forwarded_fields(headers)
         if exchange.services.keys is not None:
             self._credentials = b""  # a key to this router is nothing that engines should see
         self._attempt: Attempt | None = None
@@ -187,7 +188,10 @@ class Delivery:
         fields = self._fields
         if self._trace is not None:
             fields += self._trace.leg(target, beside=beside)
-        return request_head(self._exchange.url, target, fields, self._credentials, body_bytes)
+        exchange = self._exchange
+        return request_head(
+            exchange.head.url, target, fields, self._credentials, exchange.request_id, body_bytes
+        )
 
     def engine_answered(self, status: int, *, beside: bool = False) -> None:
         if self._trace is not None:

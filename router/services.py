@@ -27,6 +27,7 @@ from router.api_keys import KeyRing
 from router.cors import CorsPolicy
 from router.hedging import FirstBytes
 from router.known_bodies import KnownBodies
+from router.known_heads import KnownHeads
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
 from router.outbox import Outbox
@@ -113,6 +114,7 @@ class RouterServices:
             self.metrics.registry.register(TenantMetrics(keys.tenants))
         self.tokens = tokens or TokenService(metrics=self.metrics)
         self.known_bodies = KnownBodies()
+        self.known_heads = KnownHeads()
         self.clock = clock
         self.outbox = Outbox()
         self.pool = UpstreamPool(

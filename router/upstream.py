@@ -181,6 +181,9 @@ class UpstreamConnection(asyncio.Protocol):
                 break
             if head.status == 101:
                 raise FramingError("the engine switched protocols without being asked")
+        if head.content_length == len(data) - start and not head.bodiless:
+            self._received_whole(receiver, head, data[start:])
+            return
         framer = self.framer = BodyFramer(head)
         self._keep_alive = head.keep_alive and not framer.close_delimited
         receiver.response_head(head)
@@ -195,6 +198,18 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.response_data(data)
         if framer.complete:
             self._finish()
+
+    def _received_whole(self, receiver: ResponseReceiver, head: ResponseHead, body: bytes) -> None:
+        """A response in one piece, as most short ones are: there is nothing to follow."""
+        self._keep_alive = head.keep_alive
+        receiver.response_head(head)
+        if self.receiver is not receiver:  # given up by the receiver
+            return
+        if body:
+            if self.sink is not None:
+                self.sink.append(body)
+            receiver.response_data(body)
+        self._finish()
 
     def _finish(self) -> None:
         receiver, self.receiver = self.receiver, None
