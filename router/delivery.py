@@ -152,15 +152,17 @@ class Delivery:
 
     def placed(self, placement: Placement) -> None:
         """Start the attempt of a placement, made at once or after a wait."""
-        if placement.disaggregated and not self.endpoint.generates:
+        apart = placement.disaggregated
+        if apart and not self.endpoint.generates:
             placement = replace(placement, decode=placement.prefill)  # nothing to hand over
+            apart = False
         self.placement = placement
         self.attempts += 1
         attempt = self._attempt = Attempt(self, self._request, placement)
         try:
             self._count(placement)
             attempt.start()
-            if not placement.disaggregated:  # a hand-off writes another body when the prefill is done
+            if not apart:  # a hand-off writes another body when the prefill is done
                 self._request.forget_document()
             if self.services.first_bytes is not None:
                 self._watch(attempt, self.services.first_bytes)
@@ -173,10 +175,12 @@ class Delivery:
     def _count(self, placement: Placement) -> None:
         if self._trace is not None:
             self._trace.placed(placement)
-        if self.attempts == 1:
-            self.services.retry_budget.requested(placement.model)
-        if self.attempts == 1 and self.endpoint.computes:
-            metrics = self.services.metrics
+        if self.attempts > 1:
+            return
+        services = self.services
+        services.retry_budget.requested(placement.model)
+        if self.endpoint.computes:
+            metrics = services.metrics
             metrics.token_source[self._prompt.source] += 1
             metrics.prompt_tokens += self._prompt.prompt_tokens
             metrics.overlap_tokens += placement.overlap_tokens
@@ -248,13 +252,14 @@ class Delivery:
 
     def response_started(self, attempt: Attempt, leg: DecodeLeg, head: ResponseHead, now_s: float) -> bytes:
         """Returns the client's head."""
-        exchange = self._exchange
-        if self.services.first_bytes is not None:
-            self._settle(attempt, self.services.first_bytes, now_s, succeeded=head.status < 300)
-        self.engine_answered(head.status)
+        exchange, services = self._exchange, self.services
+        if services.first_bytes is not None:
+            self._settle(attempt, services.first_bytes, now_s, succeeded=head.status < 300)
+        if self._trace is not None:
+            self.engine_answered(head.status)
         self._request.release()
         if head.status < 300 and self._request.stream:
-            self.services.metrics.ttft_s.observe(now_s - exchange.started_s)
+            services.metrics.ttft_s.observe(now_s - exchange.started_s)
         if exchange.door.flow.write_paused and leg.connection is not None:
             leg.connection.transport.pause_reading()
         return exchange.response_started(head, now_s)
