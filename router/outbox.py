@@ -27,15 +27,18 @@ class Outbox:
 
     def __init__(self) -> None:
         self.turn = 0
-        self._waiting: list[tuple[asyncio.WriteTransport, bytes | bytearray]] = []
+        self._waiting: list[tuple[asyncio.WriteTransport, bytes, bytes | bytearray]] = []
 
-    def write(self, transport: asyncio.WriteTransport, data: bytes | bytearray) -> None:
-        """Write soon, and in order; not at all when the transport has been closed by then."""
+    def write(self, transport: asyncio.WriteTransport, data: bytes, more: bytes | bytearray = b"") -> None:
+        """Write soon, and in order; not at all when the transport has been closed by then.
+
+        ``more`` is written along, without being copied.
+        """
         waiting = self._waiting
         if not waiting:
             asyncio.get_running_loop().call_soon(self.flush)
-        waiting.append((transport, data))
-        if len(waiting) >= _MOST_WRITES or len(data) >= _LONG_BYTES:
+        waiting.append((transport, data, more))
+        if len(waiting) >= _MOST_WRITES or len(data) >= _LONG_BYTES or len(more) >= _LONG_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -45,9 +48,13 @@ class Outbox:
             return
         self._waiting = []
         self.turn += 1
-        for transport, data in waiting:
+        for transport, data, more in waiting:
             try:
-                if not transport.is_closing():
+                if transport.is_closing():
+                    continue
+                if more:
+                    transport.writelines((data, more))
+                else:
                     transport.write(data)
             except Exception:  # must not cost the others their writes
                 logger.exception("writing failed")

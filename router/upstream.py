@@ -123,8 +123,7 @@ class UpstreamConnection(asyncio.Protocol):
         if len(body) <= 65_536:
             outbox.write(self.transport, head + body)
         else:
-            outbox.write(self.transport, head)
-            outbox.write(self.transport, body)
+            outbox.write(self.transport, head, body)
 
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver

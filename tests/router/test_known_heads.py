@@ -76,6 +76,9 @@ class Wire:
         assert not self.ended, "written behind the end"
         self.written += data
 
+    def writelines(self, pieces: tuple[bytes, ...]) -> None:
+        self.write(b"".join(pieces))
+
     def close(self) -> None:
         self.closing = True
 

@@ -27,6 +27,9 @@ class Wire:
             raise RuntimeError("no wire")
         self.written.append(bytes(data))
 
+    def writelines(self, pieces: tuple[bytes, ...]) -> None:
+        self.write(b"".join(pieces))
+
     def is_closing(self) -> bool:
         return self.closed
 
@@ -82,6 +85,14 @@ async def test_little_waits(pieces: list[bytes]) -> None:
     for piece in pieces:
         outbox.write(wire, piece)  # type: ignore[arg-type]
     assert sum(map(len, pieces)) - sum(map(len, wire.written)) < 100
+
+
+async def test_what_is_written_along_follows() -> None:
+    outbox, wire = Outbox(), Wire()
+    outbox.write(wire, b"head", bytearray(b"body"))  # type: ignore[arg-type]
+    outbox.write(wire, b"next")  # type: ignore[arg-type]
+    outbox.flush()
+    assert wire.written == [b"headbody", b"next"]
 
 
 async def test_a_transport_that_fails_costs_no_other_its_bytes() -> None:
