@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _SMALL_PIECE_BYTES = 32  # "[DONE]" and the last chunk arrive in pieces of this size: no usage in them
 # Finds them in half the time that bytes.count takes for two bytes.
 _ENDS_OF_EVENTS = re.compile(rb"\n\n").findall
+_LINE_FEED = 10
 _SEAM = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")  # between two chunks, which proxies may cut anywhere
 _CUT_BYTES = 2_048  # where counts stand that may have been cut
 _EVENT_BYTES = 16_384  # more than a stream's last event has
@@ -263,6 +264,8 @@ class DecodeLeg(Leg):
             return
         if self._counts:
             self._events += len(_ENDS_OF_EVENTS(data))
+            if data[0] == _LINE_FEED and self._last[-1:] == b"\n" and self._last[-2:] != b"\n\n":
+                self._events += 1
         self._last = data
         if len(data) > _SMALL_PIECE_BYTES:
             self._tail_before = self._tail

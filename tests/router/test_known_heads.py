@@ -10,21 +10,15 @@ from typing import Any
 
 import orjson
 import pytest
-import uvicorn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from uvicorn.server import ServerState
 
-from conductor.placement import Target
-from router import ApiKey, KeyRing, RouterServices, RouterSettings, create_app
+from router import ApiKey, KeyRing
 from router.accounts import KeyLimits
-from router.front_door import FrontDoorProtocol, front_door_protocol
 from router.known_heads import MAX_HEAD_BYTES, CutHead, KnownHead, KnownHeads
-from router.upstream import UpstreamConnection
-from tests.router.conftest import MODEL, Placements
+from tests.router.conftest import MODEL
+from tests.router.without_sockets import Door, settled
 
-TARGET = Target("e0", "http://127.0.0.1:1", "127.0.0.1", 1)
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 BODY = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
 OTHER = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hello"}]})
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %b\r\nAccept: */*\r\n\r\n"
@@ -63,151 +57,6 @@ LENGTHS = [
 ]  # fmt: skip
 
 
-class Wire:
-    """A client's connection: keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written = b""
-        self.closing = False
-        self.ended = False
-        self.paused = False
-
-    def write(self, data: bytes) -> None:
-        assert not self.ended, "written behind the end"
-        self.written += data
-
-    def writelines(self, pieces: tuple[bytes, ...]) -> None:
-        self.write(b"".join(pieces))
-
-    def close(self) -> None:
-        self.closing = True
-
-    abort = close
-
-    def write_eof(self) -> None:
-        self.ended = True
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
-
-
-class EngineWire(Wire):
-    """An engine's connection: answers every request, ``turns`` of the event loop later."""
-
-    def __init__(self, seen: list[bytes], turns: int) -> None:
-        super().__init__()
-        self.connection: Any = None
-        self._seen = seen
-        self._turns = turns
-
-    def write(self, data: bytes) -> None:
-        super().write(data)
-        head, _, body = self.written.partition(b"\r\n\r\n")
-        found = re.search(rb"content-length: (\d+)", head)
-        assert found is not None
-        if len(body) == int(found[1]):
-            self._seen.append(without_ids(self.written))
-            self.written = b""
-            self._answer(self._turns)
-
-    def _answer(self, turns: int) -> None:
-        if self.closing:
-            return
-        if turns:
-            asyncio.get_running_loop().call_soon(self._answer, turns - 1)
-        else:
-            self.connection.data_received(ANSWER)
-
-
-class Door:
-    """A front door without sockets. ``knows``: it remembers heads."""
-
-    def __init__(
-        self, *, knows: bool, turns: int = 1, max_body_bytes: int = 4_096, keys: KeyRing | None = None
-    ) -> None:
-        settings = RouterSettings(max_body_bytes=max_body_bytes, log_requests=False)
-        self.services = RouterServices(Placements([TARGET]), settings=settings, keys=keys)
-        if not knows:
-            self.services.known_heads.look_up = lambda data: None  # type: ignore[method-assign]
-        self.seen: list[bytes] = []
-        self._turns = turns
-        self._config = uvicorn.Config(
-            create_app(self.services),
-            http=front_door_protocol(self.services),
-            ws="none",
-            loop="none",
-            log_config=None,
-        )
-        self._config.load()
-
-    def client(self) -> tuple[FrontDoorProtocol, Wire]:
-        pool = self.services.pool.instance(TARGET)
-        while len(pool.idle) < 4:
-            wire = EngineWire(self.seen, self._turns)
-            wire.connection = UpstreamConnection(pool)
-            wire.connection.connection_made(wire)
-            pool.release(wire.connection)
-        make: Any = self._config.http_protocol_class
-        protocol = make(config=self._config, server_state=ServerState(), app_state={})
-        client = Wire()
-        protocol.connection_made(client)
-        return protocol, client
-
-    async def exchange(self, pieces: list[bytes], before: bytes = b"") -> tuple[bytes, bool]:
-        """What a client gets that sends these pieces, and whether its connection ends.
-
-        ``before`` is sent first, and answered, unless that ends the connection.
-        """
-        protocol, wire = self.client()
-        if before:
-            protocol.data_received(before)
-            await settled(100)
-            if wire.closing or wire.ended:
-                protocol, wire = self.client()
-            wire.written = b""
-            self.seen.clear()
-        for piece in pieces:
-            if wire.paused:
-                await settled(100)
-            if wire.closing or wire.paused:
-                break
-            protocol.data_received(piece)
-            await settled()
-        await settled(100)
-        outcome = without_ids(wire.written), wire.closing or wire.ended
-        protocol.connection_lost(None)
-        await settled()
-        return outcome
-
-
-async def settled(turns: int = 12) -> None:
-    for _ in range(turns):
-        await asyncio.sleep(0)
-
-
-def without_ids(data: bytes) -> bytes:
-    data = re.sub(rb"[0-9a-f]{12}-[0-9a-f]+", b"ID", data)
-    return re.sub(rb"placement-id: \S+|date: [^\r]+", b"", data)
-
-
 def cut_up(data: bytes, places: list[int]) -> list[bytes]:
     """In pieces that end anywhere, or with a line where the place is odd."""
     lines = [0, *(found.end() for found in re.finditer(rb"\n", data))]
@@ -243,7 +92,7 @@ requests = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=120)
 @given(
     st.one_of(st.just(HEAD), st.sampled_from(HEADS)),
     requests,
