@@ -8,16 +8,12 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol, cast
 
 from conductor.placement import FailureKind, Target
-from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead, parse_head
+from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead
+from router.known_answers import read_head
 from router.outbox import Outbox
-
-_REPEATED_BYTES = 1_024
-# An engine's heads are often the same until the second of its clock changes. Nobody changes a parsed one.
-_parse_repeated = lru_cache(maxsize=256)(parse_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +169,7 @@ class UpstreamConnection(asyncio.Protocol):
                     raise FramingError("the response head's lines do not end in CRLF")
                 self._head_buffer = data[start:]
                 return
-            parse = _parse_repeated if end - start <= _REPEATED_BYTES else parse_head
-            head = parse(data[start:end])
+            head = read_head(data[start:end])
             start = end + 4
             if head.status >= 200:
                 break
