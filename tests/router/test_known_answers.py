@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router import known_answers
@@ -56,6 +56,10 @@ def outcome(block: bytes, *, known: bool) -> ResponseHead | str:
 
 
 @given(st.lists(blocks, min_size=1, max_size=4))
+@example([b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 0"])
+@example([b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5"])
+@example([b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked"])
+@example([b"HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\ncontent-length: 5"])
 def test_a_head_reads_the_same_whatever_was_read_before(read: list[bytes]) -> None:
     for block in read:
         assert outcome(block, known=True) == outcome(block, known=False)
