@@ -22,6 +22,7 @@ class Endpoint(StrEnum):
     model runs; where it does not, any instance will do and no load is reserved.
     """
 
+    path: str
     generates: bool
     computes: bool
     __hash__ = str.__hash__  # an enumeration's own is written in Python
@@ -50,6 +51,7 @@ _GENERATING: Final = frozenset(
     )
 )
 for _endpoint in Endpoint:
+    _endpoint.path = str(_endpoint.value)
     _endpoint.generates = _endpoint in _GENERATING
     _endpoint.computes = _endpoint not in (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
 
