@@ -31,6 +31,8 @@ class Role(StrEnum):
 class TokenSource(StrEnum):
     """Where a request's token ids came from, best first; placement without tokens is by load alone."""
 
+    __hash__ = str.__hash__  # an enumeration's own is written in Python
+
     CLIENT = "client"  # the prompt was given as token ids
     LOCAL = "local"  # the router's own tokenizer
     ENGINE = "engine"  # an engine's /tokenize

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from conductor.placement import FailureKind, InstanceFailure, Placement, RejectedError, Target, Usage
+from conductor.placement import FailureKind, InstanceFailure, Placement, RejectedError, Usage
 from router.disaggregation import Handoff, HandoffError, JointHandoff, PrefillAnswer, handoff_protocol
 from router.disaggregation.bodies import forwarded_body
 from router.disaggregation.bootstrap import bootstrap_head, bootstrap_target
@@ -121,9 +121,8 @@ class Attempt:
 
     def _prefill_leg(self, body: bytes) -> PrefillLeg:
         target = self.placement.prefill
-        return PrefillLeg(
-            self, target, self._head(target, body), body, self.services.settings.prefill_timeout_s
-        )
+        head = self.delivery.engine_head(target, len(body), beside=self._beside)
+        return PrefillLeg(self, target, head, body, self.services.settings.prefill_timeout_s)
 
     def _decode_computes(self) -> None:
         """The decode instance gets the whole request: there is nothing that it could take over."""
@@ -132,11 +131,9 @@ class Attempt:
 
     def _start_decode(self, body: bytes | bytearray) -> None:
         target, limit_s = self.placement.decode, self.services.settings.first_byte_timeout_s
-        self._decode = DecodeLeg(self, target, self._head(target, body), body, limit_s)
-        self._decode.start()
-
-    def _head(self, target: Target, body: bytes | bytearray) -> bytes:
-        return self.delivery.engine_head(target, len(body), beside=self._beside)
+        head = self.delivery.engine_head(target, len(body), beside=self._beside)
+        decode = self._decode = DecodeLeg(self, target, head, body, limit_s)
+        decode.start()
 
     # What the legs report
 
@@ -198,7 +195,8 @@ class Attempt:
 
     def response_started(self, leg: DecodeLeg, head: ResponseHead) -> bytes:
         """The first body byte is here: no other instance can take over. Returns the client's head."""
-        services, now_s = self.services, self.services.clock()
+        services = self.services
+        now_s = services.clock()
         leg.expect(now_s, services.settings.stall_timeout_s)
         leg.forget_request()
         if head.status >= 300:
@@ -215,7 +213,8 @@ class Attempt:
     def response_finished(self, leg: DecodeLeg) -> None:
         assert leg.head is not None
         self._decode = None
-        self._drop_prefill()
+        if self._prefill is not None:
+            self._drop_prefill()
         if leg.head.status >= 300:
             self.end()
             self.delivery.response_finished(None, 0)

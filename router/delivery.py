@@ -26,7 +26,7 @@ from conductor.placement import (
 from router.attempt import Attempt
 from router.errors import RequestError
 from router.framing import ResponseHead
-from router.heads import Headers, forwarded_fields, request_head
+from router.heads import forwarded_fields, request_head
 from router.hedging import FirstBytes, Hedge
 from router.inference import InferenceRequest
 from router.legs import DecodeLeg
@@ -71,14 +71,13 @@ class Delivery:
     def __init__(
         self,
         exchange: Exchange,
-        headers: Headers,
         request: InferenceRequest,
         prompt: Prompt,
         terms: RequestTerms,
     ) -> None:
         self.services = exchange.services
         self.transport = exchange.transport
-        self.client_takes_chunks = exchange.client_takes_chunks
+        self.client_takes_chunks = exchange.head.client_takes_chunks
         self.endpoint = request.endpoint
         self.placement: Placement | None = None
         self.attempts = 0
@@ -88,9 +87,11 @@ class Delivery:
         self._prompt = prompt
         self._terms = terms
         trace = self._trace = exchange.trace
-        if trace is not None:
-            headers = trace.engine_headers(headers)
-        self._fields, self._credentials = forwarded_fields(headers, exchange.request_id)
+        if trace is None:
+            self._fields, self._credentials = exchange.head.forwarded()
+        else:
+            headers = trace.engine_headers(exchange.head.headers)
+            self._fields, self._credentials = forwarded_fields(headers)
         if exchange.services.keys is not None:
             self._credentials = b""  # a key to this router is nothing that engines should see
         self._attempt: Attempt | None = None
@@ -151,15 +152,17 @@ class Delivery:
 
     def placed(self, placement: Placement) -> None:
         """Start the attempt of a placement, made at once or after a wait."""
-        if placement.disaggregated and not self.endpoint.generates:
+        apart = placement.disaggregated
+        if apart and not self.endpoint.generates:
             placement = replace(placement, decode=placement.prefill)  # nothing to hand over
+            apart = False
         self.placement = placement
         self.attempts += 1
         attempt = self._attempt = Attempt(self, self._request, placement)
         try:
             self._count(placement)
             attempt.start()
-            if not placement.disaggregated:  # a hand-off writes another body when the prefill is done
+            if not apart:  # a hand-off writes another body when the prefill is done
                 self._request.forget_document()
             if self.services.first_bytes is not None:
                 self._watch(attempt, self.services.first_bytes)
@@ -172,10 +175,12 @@ class Delivery:
     def _count(self, placement: Placement) -> None:
         if self._trace is not None:
             self._trace.placed(placement)
-        if self.attempts == 1:
-            self.services.retry_budget.requested(placement.model)
-        if self.attempts == 1 and self.endpoint.computes:
-            metrics = self.services.metrics
+        if self.attempts > 1:
+            return
+        services = self.services
+        services.retry_budget.requested(placement.model)
+        if self.endpoint.computes:
+            metrics = services.metrics
             metrics.token_source[self._prompt.source] += 1
             metrics.prompt_tokens += self._prompt.prompt_tokens
             metrics.overlap_tokens += placement.overlap_tokens
@@ -187,7 +192,10 @@ class Delivery:
         fields = self._fields
         if self._trace is not None:
             fields += self._trace.leg(target, beside=beside)
-        return request_head(self._exchange.url, target, fields, self._credentials, body_bytes)
+        exchange = self._exchange
+        return request_head(
+            exchange.head.url, target, fields, self._credentials, exchange.request_id, body_bytes
+        )
 
     def engine_answered(self, status: int, *, beside: bool = False) -> None:
         if self._trace is not None:
@@ -244,13 +252,14 @@ class Delivery:
 
     def response_started(self, attempt: Attempt, leg: DecodeLeg, head: ResponseHead, now_s: float) -> bytes:
         """Returns the client's head."""
-        exchange = self._exchange
-        if self.services.first_bytes is not None:
-            self._settle(attempt, self.services.first_bytes, now_s, succeeded=head.status < 300)
-        self.engine_answered(head.status)
+        exchange, services = self._exchange, self.services
+        if services.first_bytes is not None:
+            self._settle(attempt, services.first_bytes, now_s, succeeded=head.status < 300)
+        if self._trace is not None:
+            self.engine_answered(head.status)
         self._request.release()
         if head.status < 300 and self._request.stream:
-            self.services.metrics.ttft_s.observe(now_s - exchange.started_s)
+            services.metrics.ttft_s.observe(now_s - exchange.started_s)
         if exchange.door.flow.write_paused and leg.connection is not None:
             leg.connection.transport.pause_reading()
         return exchange.response_started(head, now_s)

@@ -16,13 +16,14 @@ from router.delivery import Delivery
 from router.error_shapes import error_shape
 from router.errors import RequestError, internal_error, status_line, too_long
 from router.framing import ResponseHead
-from router.heads import Headers, client_request_id, placement_fields, response_head
+from router.heads import placement_fields, response_head
 from router.inference import Endpoint, InferenceRequest, parse_inference
 from router.passed_tokens import with_token_ids
 from router.placement_view import placement_view
+from router.request_head import RequestHead
 from router.request_trace import RequestTrace
 from router.services import RouterServices, logger
-from router.terms import DEFAULT_TERMS, RequestTerms, parse_terms
+from router.terms import DEFAULT_TERMS, RequestTerms
 from router.tokens import Prompt, failure_of, local_prompt, untokenized
 from router.usage import NO_USAGE
 
@@ -46,20 +47,18 @@ class Exchange:
     __slots__ = (
         "_account",
         "_delivery",
-        "_expects_continue",
         "_grant",
-        "_headers",
         "_in_turn",
         "_key",
         "_refusal",
         "_terms",
         "_tokenizing",
         "body",
-        "client_takes_chunks",
         "disconnected",
         "door",
         "endpoint",
         "first_byte_s",
+        "head",
         "keep_alive",
         "more_body",
         "request_id",
@@ -69,29 +68,18 @@ class Exchange:
         "status",
         "trace",
         "transport",
-        "url",
     )
 
     message_event = _Unheard()
 
-    def __init__(
-        self,
-        door: FrontDoorProtocol,
-        endpoint: Endpoint,
-        url: bytes,
-        headers: Headers,
-        *,
-        keep_alive: bool,
-        client_takes_chunks: bool,
-        expects_continue: bool,
-    ) -> None:
+    def __init__(self, door: FrontDoorProtocol, head: RequestHead) -> None:
+        services = door.services
         self.door = door
-        self.services: RouterServices = door.services
+        self.services: RouterServices = services
         self.transport: asyncio.Transport = door.transport
-        self.endpoint = endpoint
-        self.url = url
-        self.keep_alive = keep_alive
-        self.client_takes_chunks = client_takes_chunks
+        self.head = head
+        self.endpoint = head.endpoint
+        self.keep_alive = head.keep_alive
         self.body: bytes | bytearray = b""
         self.more_body = True
         self.disconnected = False
@@ -100,10 +88,8 @@ class Exchange:
         self.started_s = 0.0
         self.first_byte_s: float | None = None
         self.trace: RequestTrace | None = None
-        self.request_id = client_request_id(headers) or self.services.new_request_id()
-        self._headers = headers
+        self.request_id = head.request_id or services.new_request_id()
         self._terms = DEFAULT_TERMS
-        self._expects_continue = expects_continue
         self._in_turn = False  # earlier responses on this connection are complete
         self._refusal: RequestError | None = None
         self._tokenizing: asyncio.Task[None] | None = None
@@ -122,7 +108,7 @@ class Exchange:
     def authenticate(self, keys: KeyRing) -> None:
         """Refuse a request without a known key before its body is read."""
         try:
-            self._key, self._account = keys.identify(self._headers)
+            self._key, self._account = keys.identify(self.head.headers)
         except RequestError as error:
             self.refuse(error)
 
@@ -130,6 +116,12 @@ class Exchange:
         """Refuse a request whose declared body is too long before it is sent."""
         if self._refusal is None and body_bytes > self.services.settings.max_body_bytes:
             self._refuse_length()
+
+    def receive_all(self, body: bytes) -> None:
+        """The whole body, no longer than it may be, before it is this request's turn."""
+        if self._refusal is None:
+            self.body = body
+            self.more_body = False
 
     def receive_body(self, data: bytes) -> None:
         if self._refusal is not None:
@@ -160,8 +152,8 @@ class Exchange:
             self._reply_refusal()
         elif not self.more_body:
             self._begin()
-        elif self._expects_continue:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif self.head.expects_continue:
+            self.services.outbox.write(self.transport, b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _refuse_length(self) -> None:
         self.refuse(too_long(self.services.settings.max_body_bytes))
@@ -186,7 +178,7 @@ class Exchange:
         self.services.active.add(self)
         tracing = self.services.tracing
         if tracing is not None:
-            self.trace = tracing.begin(self.endpoint, self._headers, self.request_id)
+            self.trace = tracing.begin(self.endpoint, self.head.headers, self.request_id)
 
     def _begin(self) -> None:
         self._enter()
@@ -212,7 +204,7 @@ class Exchange:
     def _parse_and_deliver(self) -> None:
         if self._account is not None:
             self._grant = self._account.enter(self.started_s)
-        self._terms = parse_terms(self._headers, self._key)
+        self._terms = self.head.terms(self._key)
         services = self.services
         chat = services.tokens.plain_chat(self.body) if self.endpoint is Endpoint.CHAT else None
         if chat is None:
@@ -275,7 +267,7 @@ class Exchange:
         self._delivery.place()
 
     def _delivery_of(self, request: InferenceRequest, prompt: Prompt, terms: RequestTerms) -> Delivery:
-        return Delivery(self, self._headers, request, prompt, terms)
+        return Delivery(self, request, prompt, terms)
 
     # The connection, and time
 
@@ -343,13 +335,13 @@ class Exchange:
         """What to write for an engine's head: from here on the response is this engine's."""
         self.status = head.status
         self.body = b""
-        if head.close_delimited or (head.chunked and not self.client_takes_chunks):
+        if head.close_delimited or (head.chunked and not self.head.client_takes_chunks):
             self.keep_alive = False
         block = response_head(
             head,
             self._own_fields(),
             own_cors=self.services.cors is not None,
-            client_takes_chunks=self.client_takes_chunks,
+            client_takes_chunks=self.head.client_takes_chunks,
             keep_alive=self.keep_alive,
         )
         self.first_byte_s = now_s
@@ -375,9 +367,10 @@ class Exchange:
             added += f"retry-after: {retry_after_s}\r\n"
         if not self.keep_alive:
             added += "connection: close\r\n"
-        self.transport.write(
+        self.services.outbox.write(
+            self.transport,
             b"%b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-            % (status_line(status), content_type, len(body), added.encode("latin-1"), body)
+            % (status_line(status), content_type, len(body), added.encode("latin-1"), body),
         )
         self.complete()
 
@@ -396,7 +389,7 @@ class Exchange:
         cors = self.services.cors
         if cors is not None:
             fields += "".join(
-                f"{name}: {value}\r\n" for name, value in cors.answer_fields(self._headers).items()
+                f"{name}: {value}\r\n" for name, value in cors.answer_fields(self.head.headers).items()
             )
         return fields
 

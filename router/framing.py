@@ -46,7 +46,10 @@ class FramingError(Exception):
 
 @dataclass(slots=True)
 class ResponseHead:
-    """Status line and the fields that matter here; ``fields`` are the header lines that are passed on."""
+    """Status line and the fields that matter here; ``fields`` are the header lines that are passed on.
+
+    ``block`` is all that is passed on. ``close_delimited``: only the end of the connection ends the body.
+    """
 
     status: int
     status_line: bytes
@@ -56,19 +59,10 @@ class ResponseHead:
     chunked: bool = False
     keep_alive: bool = True
     encoded: bool = False  # compressed: events cannot be added to it
-
-    @property
-    def event_stream(self) -> bool:
-        return self.content_type.startswith(b"text/event-stream")
-
-    @property
-    def bodiless(self) -> bool:
-        return self.status == 204 or self.status == 304
-
-    @property
-    def close_delimited(self) -> bool:
-        """Whether only the end of the connection ends the body."""
-        return not self.chunked and self.content_length is None and not self.bodiless
+    event_stream: bool = False
+    bodiless: bool = False
+    close_delimited: bool = False
+    block: bytes = b""
 
 
 def parse_head(block: bytes) -> ResponseHead:
@@ -121,6 +115,10 @@ def parse_head(block: bytes) -> ResponseHead:
         head.content_length = None  # RFC 9112 section 6.3: transfer-encoding overrides it
     elif length_field is not None:
         fields.append(length_field)
+    head.event_stream = head.content_type.startswith(b"text/event-stream")
+    head.bodiless = head.status == 204 or head.status == 304
+    head.close_delimited = not head.chunked and head.content_length is None and not head.bodiless
+    head.block = b"HTTP/1.1%b\r\n" % b"\r\n".join((status_line[8:], *fields))
     return head
 
 

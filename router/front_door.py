@@ -20,7 +20,9 @@ from router.exchange import Exchange
 from router.framing import MAX_HEAD_BYTES
 from router.heads import Headers
 from router.inference import PATHS, Endpoint
+from router.known_heads import CutHead, KnownHead
 from router.pick_exchange import PREFIX, PickExchange
+from router.request_head import RequestHead
 from router.services import RouterServices
 
 _ROUTES: Final[dict[bytes, tuple[Endpoint, type[Exchange]]]] = {
@@ -28,6 +30,9 @@ _ROUTES: Final[dict[bytes, tuple[Endpoint, type[Exchange]]]] = {
     for prefix, kind in ((b"", Exchange), (PREFIX, PickExchange))
     for path, endpoint in PATHS.items()
 }
+
+_SMALL_PIECE_BYTES: Final = 4_096
+_PIECE_BYTES: Final = 65_536
 
 
 class FrontDoorProtocol(HttpToolsProtocol):
@@ -46,6 +51,11 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._idle_since_s: float | None = None
         self._undelivered_bytes = 0  # read since the parser last delivered a head or a part of a body
         self._without_upgrade: bytes | None = None  # the head of a request that also offers another protocol
+        self._between_requests = True  # all that was read so far were whole requests
+        self._known: KnownHead | None = None  # the head that came last
+        self._cut: CutHead | None = None  # the head that the parser reads next
+        self._pieces: list[bytes | bytearray | memoryview] = []  # of the body that follows a known head
+        self._missing_bytes = 0  # of that body
         transport.set_write_buffer_limits(self.services.settings.client_buffer_bytes)
         accepted = transport.get_extra_info("socket")
         if accepted is not None and accepted.family in (socket.AF_INET, socket.AF_INET6):
@@ -57,6 +67,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
         self.pipeline.clear()
+        self._pieces.clear()
         if self._lingering is not None:
             self._lingering.cancel()
         if isinstance(active, Exchange):
@@ -70,6 +81,12 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if self._lingering is not None:
             return
         self._idle_since_s = None
+        if self._missing_bytes:
+            data = self._receive_rest(data)
+        elif self._between_requests and (self.cycle is None or self.cycle.response_complete):
+            data = self._receive_known(data)
+        if not data or self._lingering is not None:
+            return
         self._undelivered_bytes += len(data)
         try:
             self._parse(data)
@@ -79,6 +96,59 @@ class FrontDoorProtocol(HttpToolsProtocol):
         else:
             if self._undelivered_bytes > MAX_HEAD_BYTES:
                 self._refuse(_head_too_long())
+
+    def _receive_known(self, data: bytes) -> bytes:
+        """Take a request whose head is known. Returns what is left for the parser: all, or what comes behind."""
+        known = self._known
+        begun = None if known is None else known.begins(data)
+        if known is None or begun is None:
+            found = self.services.known_heads.look_up(data)
+            if not isinstance(found, KnownHead):
+                self._cut = found
+                return data
+            known = self._known = found
+            begun = known.begins(data)
+        services = self.services
+        if begun is None or begun[0] > services.settings.max_body_bytes:
+            return data
+        length, start = begun
+        end = start + length
+        exchange = self.cycle = known.kind(self, known.head)
+        if services.keys is not None:
+            exchange.authenticate(services.keys)
+        if end <= len(data):
+            exchange.receive_all(data[start:end])
+            exchange.activate()
+            return data[end:]
+        exchange.activate()
+        self._pieces.append(memoryview(data)[start:])
+        self._missing_bytes = end - len(data)
+        return b""
+
+    def _receive_rest(self, data: bytes) -> bytes:
+        """Of the body that follows a known head. Returns what comes behind it."""
+        missing = self._missing_bytes
+        if len(data) < missing:
+            self._missing_bytes -= len(data)
+            self._keep_piece(data)
+            return b""
+        self._missing_bytes = 0
+        self._pieces.append(data[:missing])
+        body = b"".join(self._pieces)
+        self._pieces.clear()
+        self.cycle.receive_body(body)
+        self.cycle.end_of_request()
+        return data[missing:]
+
+    def _keep_piece(self, data: bytes) -> None:
+        """Small ones are put together: each would take several times its size."""
+        last = self._pieces[-1]
+        if len(data) >= _SMALL_PIECE_BYTES:
+            self._pieces.append(data)
+        elif isinstance(last, bytearray) and len(last) < _PIECE_BYTES:
+            last += data
+        else:
+            self._pieces.append(bytearray(data))
 
     def _parse(self, data: bytes) -> None:
         """A request that offers another protocol (Java's client: HTTP/2) is answered as any other, with its body.
@@ -91,10 +161,15 @@ class FrontDoorProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as stopped:
                 if self._without_upgrade is None:
+                    self._between_requests = False
                     return  # a tunnel, which was refused
                 data = self._without_upgrade + data[stopped.args[0] :]
                 self._without_upgrade = None
                 self.parser = httptools.HttpRequestParser(self)
+
+    def shutdown(self) -> None:
+        self.services.outbox.flush()
+        super().shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -109,6 +184,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
     # Parser callbacks
 
     def on_message_begin(self) -> None:
+        self._between_requests = False
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -116,9 +192,12 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         url = self.url
         headers, self.headers = self.headers, []  # what comes now are trailers, which nobody reads
+        cut, self._cut = self._cut, None
         if self._undelivered_bytes > MAX_HEAD_BYTES and _head_bytes(url, headers) > MAX_HEAD_BYTES:
             raise _head_too_long()
         self._undelivered_bytes = 0
+        if self._lingering is not None:
+            return  # nothing is answered any more
         for name, value in headers:
             if name == b"transfer-encoding" and value.lower() != b"chunked":
                 raise _encoded(value)
@@ -136,8 +215,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
             return
         endpoint, kind = route
         http_1_1 = parser.get_http_version() == "1.1"
-        exchange = kind(
-            self,
+        head = RequestHead(
             endpoint,
             url,
             headers,
@@ -145,6 +223,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
             client_takes_chunks=http_1_1,
             expects_continue=self.expect_100_continue,
         )
+        if cut is not None and not head.expects_continue and cut.agrees(headers):
+            self.services.known_heads.keep(cut, head, kind)
+        exchange = kind(self, head)
         if self.services.keys is not None:
             exchange.authenticate(self.services.keys)
         for name, value in headers:
@@ -169,6 +250,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._undelivered_bytes = 0
         if self._without_upgrade is not None:
             return
+        self._between_requests = True
         cycle = self.cycle
         if isinstance(cycle, Exchange):
             cycle.end_of_request()
@@ -197,7 +279,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
@@ -226,11 +309,13 @@ class FrontDoorProtocol(HttpToolsProtocol):
         elif exchange.more_body and not self.transport.is_closing():
             self._linger()
         else:
+            self.services.outbox.flush()
             self.transport.close()
             self.server_state.total_requests += 1
 
     def _refuse(self, error: RequestError) -> None:
         """The bytes that came last are no request, or not the rest of one: what follows cannot be read."""
+        self._between_requests = False
         cycle, active = self.cycle, self.active
         if cycle is not None and cycle.more_body and not cycle.response_complete:
             if isinstance(cycle, Exchange):
@@ -248,14 +333,16 @@ class FrontDoorProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             return
         body = error.body()
-        self.transport.write(
+        self.services.outbox.write(
+            self.transport,
             b"%b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status_line(error.status), len(body), body)
+            % (status_line(error.status), len(body), body),
         )
         self._linger()
 
     def _linger(self) -> None:
         """Close without losing the response: unread input would make the kernel reset the connection."""
+        self.services.outbox.flush()
         transport = self.transport
         if transport.can_write_eof():
             transport.write_eof()

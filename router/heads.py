@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from urllib.parse import quote
 
 from conductor.placement import Placement, Target
@@ -29,8 +30,10 @@ def client_request_id(headers: Headers) -> str | None:
     return None
 
 
-def forwarded_fields(headers: Headers, request_id: str) -> tuple[bytes, bytes]:
+def forwarded_fields(headers: Headers) -> tuple[bytes, bytes]:
     """The client's end-to-end header lines, and those with its credentials apart; each with its line end.
+
+    The request's id is left out: a client's may be none that can be used.
 
     Hop-by-hop fields, including those that ``Connection`` names, stay here.
     """
@@ -47,19 +50,30 @@ def forwarded_fields(headers: Headers, request_id: str) -> tuple[bytes, bytes]:
             credentials += b"%b: %b\r\n" % (name, value)
         else:
             parts.append(b"%b: %b\r\n" % (name, value))
-    parts.append(b"x-request-id: %b\r\n" % request_id.encode("ascii"))
     return b"".join(parts), credentials
 
 
-def request_head(url: bytes, target: Target, fields: bytes, credentials: bytes, body_bytes: int) -> bytes:
+def request_head(
+    url: bytes, target: Target, fields: bytes, credentials: bytes, request_id: str, body_bytes: int
+) -> bytes:
     """The head of a leg. An engine's own key takes the place of the client's credentials."""
-    own = f"host: {host_field(target)}\r\ncontent-length: {body_bytes}\r\n"
-    if target.ranks > 1:
-        own += f"x-data-parallel-rank: {target.rank}\r\n"
     if target.api_key is not None:
-        own += f"authorization: Bearer {target.api_key}\r\n"
-        credentials = b""
-    return b"POST %b HTTP/1.1\r\n%b%b%b\r\n" % (url, own.encode("latin-1"), credentials, fields)
+        credentials = f"authorization: Bearer {target.api_key}\r\n".encode("latin-1")
+    if target.ranks > 1:
+        credentials = b"x-data-parallel-rank: %d\r\n%b" % (target.rank, credentials)
+    return b"POST %b HTTP/1.1\r\n%bcontent-length: %d\r\n%b%bx-request-id: %b\r\n\r\n" % (
+        url,
+        _host_line(target.host, target.port),
+        body_bytes,
+        credentials,
+        fields,
+        request_id.encode("ascii"),
+    )
+
+
+@lru_cache(maxsize=1_024)
+def _host_line(host: str, port: int) -> bytes:
+    return f"host: {host_in_url(host)}:{port}\r\n".encode("latin-1")
 
 
 def host_field(target: Target) -> str:
@@ -72,17 +86,22 @@ def host_in_url(host: str) -> str:
 
 def placement_fields(placement: Placement, attempts: int) -> str:
     """The ``x-conductor-*`` lines of a response; nothing is predicted where nothing was reserved."""
-    where = (
-        f"x-conductor-prefill-instance: {_field_text(placement.prefill.instance_id)}\r\n"
-        f"x-conductor-decode-instance: {_field_text(placement.decode.instance_id)}\r\n"
-        f"x-conductor-attempts: {attempts}\r\n"
-    )
+    where = _where(placement.prefill.instance_id, placement.decode.instance_id)
     if not placement.placement_id:
-        return where
-    return where + (
+        return f"{where}x-conductor-attempts: {attempts}\r\n"
+    return (
+        f"{where}x-conductor-attempts: {attempts}\r\n"
         f"x-conductor-placement-id: {placement.placement_id}\r\n"
         f"x-conductor-overlap-tokens: {placement.overlap_tokens}\r\n"
         f"x-conductor-predicted-ttft-ms: {placement.predicted_ttft_s * 1e3:.1f}\r\n"
+    )
+
+
+@lru_cache(maxsize=1_024)
+def _where(prefill: str, decode: str) -> str:
+    return (
+        f"x-conductor-prefill-instance: {_field_text(prefill)}\r\n"
+        f"x-conductor-decode-instance: {_field_text(decode)}\r\n"
     )
 
 
@@ -98,12 +117,14 @@ def response_head(
 
     With ``own_cors`` what the engine says about web pages stays here: browsers accept it once only.
     """
+    if not keep_alive:
+        added += "connection: close\r\n"
+    if client_takes_chunks and not own_cors:
+        return b"%b%b\r\n" % (head.block, added.encode("latin-1"))
     fields = head.fields
     if own_cors:
         fields = [line for line in fields if not line[:15].lower().startswith(b"access-control-")]
     if not client_takes_chunks:
         fields = [line for line in fields if not line[:18].lower().startswith(b"transfer-encoding:")]
-    if not keep_alive:
-        added += "connection: close\r\n"
     lines = b"\r\n".join((b"HTTP/1.1" + head.status_line[8:], *fields, added.encode("latin-1")))
     return lines + b"\r\n"

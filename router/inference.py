@@ -16,7 +16,16 @@ from router.request_fields import integer, json_type, reject
 
 
 class Endpoint(StrEnum):
-    """What is asked of an engine; the value is its path, and the metrics' label."""
+    """What is asked of an engine; the value is its path, and the metrics' label.
+
+    It ``generates`` where the answer is generated token by token, and may be streamed. It ``computes`` where the
+    model runs; where it does not, any instance will do and no load is reserved.
+    """
+
+    path: str
+    generates: bool
+    computes: bool
+    __hash__ = str.__hash__  # an enumeration's own is written in Python
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -30,16 +39,6 @@ class Endpoint(StrEnum):
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
 
-    @property
-    def generates(self) -> bool:
-        """Whether the answer is generated token by token, and may be streamed."""
-        return self in _GENERATING
-
-    @property
-    def computes(self) -> bool:
-        """Whether the model runs; where it does not, any instance will do and no load is reserved."""
-        return self is not Endpoint.TOKENIZE and self is not Endpoint.DETOKENIZE
-
 
 _GENERATING: Final = frozenset(
     (
@@ -51,6 +50,11 @@ _GENERATING: Final = frozenset(
         Endpoint.GENERATE,
     )
 )
+for _endpoint in Endpoint:
+    _endpoint.path = str(_endpoint.value)
+    _endpoint.generates = _endpoint in _GENERATING
+    _endpoint.computes = _endpoint not in (Endpoint.TOKENIZE, Endpoint.DETOKENIZE)
+
 # Engines' own APIs: their clients need not name the model, for an engine has one.
 _MODEL_OPTIONAL: Final = frozenset((Endpoint.TOKENS, Endpoint.GENERATE))
 _SGLANG_OUTPUT_TOKENS: Final = 128  # where a request does not say

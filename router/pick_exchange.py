@@ -16,7 +16,6 @@ from conductor.placement import Placement, PlacementRequest
 from router.delivery import Delivery
 from router.errors import RequestError
 from router.exchange import Exchange
-from router.heads import Headers
 from router.inference import InferenceRequest
 from router.picks import Pick, request_headers
 from router.terms import RequestTerms
@@ -32,7 +31,7 @@ class PickExchange(Exchange):
     __slots__ = ()
 
     def _delivery_of(self, request: InferenceRequest, prompt: Prompt, terms: RequestTerms) -> Delivery:
-        return PickDelivery(self, self._headers, request, prompt, terms)
+        return PickDelivery(self, request, prompt, terms)
 
     def _count_answer(self, model: str, duration_s: float) -> None:
         self.services.picks.made[_GATEWAY, self.endpoint, self.status] += 1
@@ -46,12 +45,11 @@ class PickDelivery(Delivery):
     def __init__(
         self,
         exchange: Exchange,
-        headers: Headers,
         request: InferenceRequest,
         prompt: Prompt,
         terms: RequestTerms,
     ) -> None:
-        super().__init__(exchange, headers, request, prompt, terms)
+        super().__init__(exchange, request, prompt, terms)
         self._naming: asyncio.Task[None] | None = None
         self._pick: Pick | None = None
 

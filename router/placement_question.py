@@ -32,7 +32,7 @@ def placement_question(
         max_output_tokens=request.max_output_tokens,
         cache_salt=request.cache_salt,
         tenant=terms.tenant,
-        route=request.endpoint.value if terms.route is None else terms.route,
+        route=request.endpoint.path if terms.route is None else terms.route,
         priority=terms.priority,
         arrived_s=arrived_s,
         ttft_objective_s=terms.ttft_objective_s,

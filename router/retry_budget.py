@@ -17,7 +17,8 @@ class RetryBudget:
 
     def requested(self, model: str) -> None:
         """A request was placed for the first time."""
-        self._tokens[model] = min(self._tokens.get(model, self._burst) + self._ratio, self._burst)
+        tokens = self._tokens.get(model, self._burst) + self._ratio
+        self._tokens[model] = tokens if tokens < self._burst else self._burst
 
     def take(self, model: str) -> bool:
         """Whether one more attempt may be made."""

@@ -27,8 +27,10 @@ from router.api_keys import KeyRing
 from router.cors import CorsPolicy
 from router.hedging import FirstBytes
 from router.known_bodies import KnownBodies
+from router.known_heads import KnownHeads
 from router.line import AtOnce, Dispatch, Line
 from router.metrics import RouterMetrics
+from router.outbox import Outbox
 from router.picks import Picks
 from router.refusals import model_not_named
 from router.request_trace import Tracing
@@ -112,8 +114,11 @@ class RouterServices:
             self.metrics.registry.register(TenantMetrics(keys.tenants))
         self.tokens = tokens or TokenService(metrics=self.metrics)
         self.known_bodies = KnownBodies()
+        self.known_heads = KnownHeads()
         self.clock = clock
+        self.outbox = Outbox()
         self.pool = UpstreamPool(
+            self.outbox,
             connect_timeout_s=settings.connect_timeout_s,
             max_idle_connections=settings.max_idle_connections,
             idle_timeout_s=settings.idle_timeout_s,
@@ -155,6 +160,7 @@ class RouterServices:
             self._timer = None
         for exchange in list(self.active):
             exchange.shut_down()
+        self.outbox.flush()
         self.picks.close()
         self.line.close()
         self.pool.close()

@@ -8,15 +8,12 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol, cast
 
 from conductor.placement import FailureKind, Target
-from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead, parse_head
-
-_REPEATED_BYTES = 1_024
-# An engine's heads are often the same until the second of its clock changes. Nobody changes a parsed one.
-_parse_repeated = lru_cache(maxsize=256)(parse_head)
+from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead
+from router.known_answers import read_head
+from router.outbox import Outbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +58,8 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_head_buffer",
         "_keep_alive",
+        "_outbox",
+        "_sent_in_turn",
         "answered",
         "framer",
         "idle_since_s",
@@ -80,6 +79,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.answered = False
         self.reused = False
         self.idle_since_s = 0.0
+        self._outbox = pool.outbox
+        self._sent_in_turn = 0
         self._head_buffer = b""
         self._keep_alive = True
 
@@ -108,16 +109,17 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.fail_unexpectedly()
 
     def send(self, receiver: ResponseReceiver, head: bytes, body: bytes | bytearray) -> None:
-        """Write one request; its response goes to ``receiver``."""
+        """Write one request soon; its response goes to ``receiver``."""
         self.receiver = receiver
         self.framer = None
         self.sink = None
         self.answered = False
+        outbox = self._outbox
+        self._sent_in_turn = outbox.turn
         if len(body) <= 65_536:
-            self.transport.write(head + body)
+            outbox.write(self.transport, head + body)
         else:
-            self.transport.write(head)
-            self.transport.write(body)
+            outbox.write(self.transport, head, body)
 
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
@@ -148,6 +150,11 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver is None:  # unsolicited bytes on an idle connection
             self.transport.abort()
             return
+        if self._sent_in_turn == self._outbox.turn:  # the request is not written yet
+            if self.reused:
+                self._spoke_unasked()
+                return
+            self._outbox.flush()
         self.answered = True
         if self._head_buffer:
             data = self._head_buffer + data
@@ -162,13 +169,15 @@ class UpstreamConnection(asyncio.Protocol):
                     raise FramingError("the response head's lines do not end in CRLF")
                 self._head_buffer = data[start:]
                 return
-            parse = _parse_repeated if end - start <= _REPEATED_BYTES else parse_head
-            head = parse(data[start:end])
+            head = read_head(data[start:end])
             start = end + 4
             if head.status >= 200:
                 break
             if head.status == 101:
                 raise FramingError("the engine switched protocols without being asked")
+        if head.content_length == len(data) - start and not head.bodiless:
+            self._received_whole(receiver, head, data[start:])
+            return
         framer = self.framer = BodyFramer(head)
         self._keep_alive = head.keep_alive and not framer.close_delimited
         receiver.response_head(head)
@@ -184,6 +193,18 @@ class UpstreamConnection(asyncio.Protocol):
         if framer.complete:
             self._finish()
 
+    def _received_whole(self, receiver: ResponseReceiver, head: ResponseHead, body: bytes) -> None:
+        """A response in one piece, as most short ones are: there is nothing to follow."""
+        self._keep_alive = head.keep_alive
+        receiver.response_head(head)
+        if self.receiver is not receiver:  # given up by the receiver
+            return
+        if body:
+            if self.sink is not None:
+                self.sink.append(body)
+            receiver.response_data(body)
+        self._finish()
+
     def _finish(self) -> None:
         receiver, self.receiver = self.receiver, None
         if receiver is None:
@@ -194,6 +215,14 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             transport.close()
         receiver.response_complete()
+
+    def _spoke_unasked(self) -> None:
+        """Engines do before they close an idle connection: it means nobody, and the request can go another way."""
+        receiver, self.receiver = self.receiver, None
+        self.transport.abort()
+        if receiver is not None:
+            detail = "the engine spoke before it was asked"
+            receiver.response_failed(UpstreamFailure(FailureKind.UNREACHABLE, detail, stale=True))
 
     def _broken(self, detail: str) -> None:
         receiver, self.receiver = self.receiver, None
@@ -210,7 +239,8 @@ class UpstreamConnection(asyncio.Protocol):
 class InstancePool:
     """The connections to one host and port; the most recently used idle one is taken first."""
 
-    def __init__(self, *, max_idle: int, clock: Callable[[], float]) -> None:
+    def __init__(self, outbox: Outbox, *, max_idle: int, clock: Callable[[], float]) -> None:
+        self.outbox = outbox
         self.max_idle = max_idle
         self.clock = clock
         self.idle: deque[UpstreamConnection] = deque()
@@ -252,6 +282,7 @@ class UpstreamPool:
 
     def __init__(
         self,
+        outbox: Outbox,
         *,
         connect_timeout_s: float,
         max_idle_connections: int,
@@ -259,6 +290,7 @@ class UpstreamPool:
         clock: Callable[[], float],
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._outbox = outbox
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._max_idle_connections = max_idle_connections
@@ -270,7 +302,9 @@ class UpstreamPool:
         key = (target.host, target.port, target.tls)
         pool = self._instances.get(key)
         if pool is None:
-            pool = self._instances[key] = InstancePool(max_idle=self._max_idle_connections, clock=self._clock)
+            pool = self._instances[key] = InstancePool(
+                self._outbox, max_idle=self._max_idle_connections, clock=self._clock
+            )
         return pool
 
     async def connect(self, target: Target) -> UpstreamConnection:

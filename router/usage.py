@@ -35,10 +35,12 @@ def usage_from_tail(tail: bytes) -> Usage:
             at = max(at - _META_BYTES, 0)
     counts = dict(_COUNT.findall(tail, at, at + _USAGE_BYTES))
     if b"input_tokens" not in counts:
+        prompt, output = counts.get(b"prompt_tokens"), counts.get(b"completion_tokens")
+        cached = counts.get(b"cached_tokens")
         return Usage(
-            prompt_tokens=_number(counts, b"prompt_tokens"),
-            output_tokens=_number(counts, b"completion_tokens"),
-            cached_tokens=_number(counts, b"cached_tokens"),
+            None if prompt is None else int(prompt),
+            None if output is None else int(output),
+            None if cached is None else int(cached),
         )
     read = _number(counts, b"cache_read_input_tokens")
     written = _number(counts, b"cache_creation_input_tokens")

@@ -1,0 +1,61 @@
+"""What the head of an inference request says, worked out once."""
+
+from __future__ import annotations
+
+from router.api_keys import ApiKey
+from router.heads import Headers, client_request_id, forwarded_fields
+from router.inference import Endpoint
+from router.terms import RequestTerms, parse_terms
+
+
+class RequestHead:
+    """Requests with the same head share it: it is to be read only.
+
+    ``request_id`` is the client's, None where it gave none that can be used.
+    """
+
+    __slots__ = (
+        "_forwarded",
+        "_terms",
+        "client_takes_chunks",
+        "endpoint",
+        "expects_continue",
+        "headers",
+        "keep_alive",
+        "request_id",
+        "url",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        url: bytes,
+        headers: Headers,
+        *,
+        keep_alive: bool,
+        client_takes_chunks: bool,
+        expects_continue: bool,
+    ) -> None:
+        self.endpoint = endpoint
+        self.url = url
+        self.headers = headers
+        self.keep_alive = keep_alive
+        self.client_takes_chunks = client_takes_chunks
+        self.expects_continue = expects_continue
+        self.request_id = client_request_id(headers)
+        self._terms: RequestTerms | None = None
+        self._forwarded: tuple[bytes, bytes] | None = None
+
+    def terms(self, key: ApiKey | None) -> RequestTerms:
+        """Where the head tells the ``key``, it is the same one every time. Raises RequestError (400)."""
+        terms = self._terms
+        if terms is None:
+            terms = self._terms = parse_terms(self.headers, key)
+        return terms
+
+    def forwarded(self) -> tuple[bytes, bytes]:
+        """The lines that go to an engine, and those with credentials apart."""
+        forwarded = self._forwarded
+        if forwarded is None:
+            forwarded = self._forwarded = forwarded_fields(self.headers)
+        return forwarded
