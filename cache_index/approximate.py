@@ -207,9 +207,7 @@ class ApproximateResidency:
         if not known:
             self._index.store(holder, Tier.DEVICE, namespace, hashes)
         elif known < len(hashes):
-            self._index.store(
-                holder, Tier.DEVICE, namespace, hashes[known:], parent=hashes.item(known - 1)
-            )
+            self._index.store(holder, Tier.DEVICE, namespace, hashes[known:], parent=hashes.item(known - 1))
         return last_used
 
     def evicted(self, holder: Holder, last_used: int) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from cache_index import Tier
 from conductor.cluster import Cluster, InstanceState
 from conductor.costs import Calibration, InstanceClass
-from conductor.costs import kernels as k
 from conductor.explanation import PlacementRecord
 from conductor.prefix_lookup import PrefixLookup
 from conductor.rank import PendingPrefill, RankState
@@ -64,7 +62,7 @@ class Books:
             prefill_s if whole else 0.0,
             record.output_tokens,
             objective_s,
-            long=k.is_long(candidates.seconds.item(k.STEP_S, record.choice.prefill), objective_s),
+            long=record.long_steps,
         )
         rank.placements += 1
         if not whole:
@@ -73,8 +71,8 @@ class Books:
         self._cluster.settle(decode, self._tbt_share, now_s)
         if not whole:
             self._cluster.store(rank, request.prompt_tokens - placement.overlap_tokens, now_s)
-        held = candidates.held.item(record.choice.decode, Tier.DEVICE)
-        self._cluster.store(decode, request.prompt_tokens - held + record.output_tokens, now_s)
+        stored = request.prompt_tokens - record.held_by_decode + record.output_tokens
+        self._cluster.store(decode, stored, now_s)
         if record.peer is not None:
             self.transfer(record, record.peer, rank)
         self._cluster.load(rank, placement.plan, now_s)

@@ -33,7 +33,10 @@ class PlacementRecord(msgspec.Struct, gc=False):
     queue_s: float
     hand_off_s: float
     output_tokens: int  # predicted
+    beginning: int | None  # of the prompt
     prefill_factor: float  # the learned one that the prefill was predicted with
+    long_steps: bool  # those that carry the prefill may last longer than the TBT objective
+    held_by_decode: int  # of the prompt, on the decode rank's device, in tokens
     decoding: int  # requests that were on the decode rank before this one
     prefill: RankState
     decode: RankState
@@ -93,13 +96,13 @@ class RecordLog:
             return [candidates]
         records = self._records
         records[record.placement.placement_id] = record
-        self._candidates += len(record.candidates.held)
+        self._candidates += record.candidates.size
         self._tokens += len(record.request.tokens)
         left: list[Estimates] = []
         while self._is_over_full() and len(records) > 1:
             _, oldest = records.popitem(last=False)
             assert oldest.candidates is not None
-            self._candidates -= len(oldest.candidates.held)
+            self._candidates -= oldest.candidates.size
             self._tokens -= len(oldest.request.tokens)
             left.append(oldest.candidates)
             oldest.candidates = None

@@ -403,7 +403,7 @@ class Scheduler:
         finished = outcome == "finished"
         self.gate.ended(placement_id)
         if finished and usage is not None and usage.output_tokens:
-            self.gate.observe(record.request, usage.output_tokens)
+            self.gate.observe(record.request, record.beginning, usage.output_tokens)
         if record.first_token_s is None and record.prefill_finished_s is None:
             self._books.end_prefill(record, now_s, learn=False)
         if record.transfer is not None:

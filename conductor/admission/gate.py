@@ -41,24 +41,27 @@ class Gate:
         self._observed = 0
         self._remembered: dict[tuple[str, str, str, int | None], _Remembered] = {}
 
-    def output_tokens(self, request: PlacementRequest) -> int:
-        """The predicted length of the answer, at least 1 and at most what the request allows."""
-        beginning = request.beginning()
-        key = (request.model, request.tenant, request.route, beginning)
-        known = self._remembered.get(key)
-        if known is None or known.until < self._observed or request.max_output_tokens is not None:
-            if len(self._remembered) >= 4_096:
-                self._remembered.clear()
-            tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
-            known = _Remembered(tokens, self._observed + _SAME_FOR)
-            if request.max_output_tokens is None:
-                self._remembered[key] = known
-        return known.tokens
+    def output_tokens(self, request: PlacementRequest, beginning: int | None) -> int:
+        """The predicted length of the answer, at least 1 and at most what the request allows.
 
-    def observe(self, request: PlacementRequest, output_tokens: int) -> None:
+        ``beginning`` is the request's own, which takes a while to compute.
+        """
+        limited = request.max_output_tokens is not None
+        key = (request.model, request.tenant, request.route, beginning)
+        known = None if limited else self._remembered.get(key)
+        if known is not None and known.until >= self._observed:
+            return known.tokens
+        if len(self._remembered) >= 4_096:
+            self._remembered.clear()
+        tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
+        if not limited:
+            self._remembered[key] = _Remembered(tokens, self._observed + _SAME_FOR)
+        return tokens
+
+    def observe(self, request: PlacementRequest, beginning: int | None, output_tokens: int) -> None:
         """A finished answer had this length."""
         self._observed += 1
-        self.lengths.observe(request, request.beginning(), output_tokens)
+        self.lengths.observe(request, beginning, output_tokens)
 
     def judge(
         self, candidates: Candidates, choice: Choice, ttft_s: float, tables: ClusterTables
