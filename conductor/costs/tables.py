@@ -102,12 +102,20 @@ class ClusterTables:
         self.ranks: Ints = np.zeros((16, RANK_COLUMNS), np.int64)
         self.classes: Floats = np.zeros((4, CLASS_COLUMNS))
         self._class_ids: dict[str, int] = {}
+        self._locate()
+
+    def _locate(self) -> None:
+        """For kernels: where the tables stand until they grow."""
+        self.loads_address = int(self.loads.ctypes.data)
+        self.ranks_address = int(self.ranks.ctypes.data)
+        self.classes_address = int(self.classes.ctypes.data)
 
     def make_row(self, row: int) -> None:
         """Make room for a row and empty it."""
         if row >= len(self.loads):
             self.loads = _grown(self.loads, row + 1)
             self.ranks = _grown(self.ranks, row + 1)
+            self._locate()
         self.loads[row] = 0.0
         self.loads[row, REPORTED_RUNNING : REPORTED_USAGE + 1] = -1.0
         self.ranks[row] = 0
@@ -142,6 +150,7 @@ class ClusterTables:
         row = self._class_ids[instance_class.name] = len(self._class_ids)
         if row >= len(self.classes):
             self.classes = _grown(self.classes, row + 1)
+            self._locate()
         self.classes[row] = _class_row(instance_class)
         return row
 

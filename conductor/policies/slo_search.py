@@ -11,24 +11,22 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from cache_index.kernel_cache import cache_directory, cached_njit
 from cache_index.kernel_set import compiled
-from cache_index.kernels import machine_words
-from cache_index.kernels.machine_words import instruction
-from conductor.costs import ClusterTables, Floats, Ints, topology
+from conductor.costs import ClusterTables, Floats, Ints, addresses, topology
 from conductor.costs import held as h
 from conductor.costs import kernels as k
 from conductor.costs import tables as t
+from conductor.costs.addresses import floats_at, integers_at, tokens_at
 from conductor.policies import slo_kernel
 from conductor.roster import Roster
 
-_SOURCES: Final = (__file__, h.__file__, k.__file__, slo_kernel.__file__, t.__file__, topology.__file__)
-_DIRECTORY = cache_directory(*map(Path, (*_SOURCES, machine_words.__file__)))
+_SOURCES: Final = (h, k, slo_kernel, t, topology, addresses)
+_DIRECTORY = cache_directory(Path(__file__), *(Path(str(each.__file__)) for each in _SOURCES))
 
 Levels = NDArray[np.int32]
 NO_LEVELS: Final[Levels] = np.empty((0, k.TIERS), np.int32)
@@ -128,21 +126,6 @@ def views_of(block: Floats, ranks: int) -> tuple[Floats, Ints, NDArray[np.int32]
     )
 
 
-def _pointer(kind: Any, code: ir.Type) -> Any:
-    def function(_context: Any, address: Any) -> Any:
-        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], code.as_pointer())
-
-        return types.CPointer(kind)(types.int64), generate  # type: ignore[no-untyped-call]
-
-    return instruction(function)
-
-
-_floats_at = _pointer(types.float64, ir.DoubleType())
-_ints_at = _pointer(types.int64, ir.IntType(64))
-_tokens_at = _pointer(types.int32, ir.IntType(32))
-
-
 def search(
     address: int,
     levels: Levels,
@@ -158,18 +141,18 @@ def search(
 
     ``levels`` are what the index matched, by its holders; empty where nothing is known.
     """
-    g = _ints_at(address)
+    g = integers_at(address)
     size, table_rows = g[_SIZE], g[_TABLE_ROWS]
     base = block.ctypes.data
-    seconds = carray(_floats_at(base), (k.SECONDS_ROWS, size))
-    plans = carray(_ints_at(base + 8 * k.SECONDS_ROWS * size), (k.PLAN_ROWS, size))
-    held = carray(_tokens_at(base + 8 * (k.SECONDS_ROWS + k.PLAN_ROWS) * size), (size, k.TIERS))
-    rows = carray(_ints_at(g[_ROWS]), (size,))
-    loads = carray(_floats_at(g[_LOADS]), (table_rows, t.LOAD_COLUMNS))
-    ranks = carray(_ints_at(g[_RANKS]), (table_rows, t.RANK_COLUMNS))
-    classes = carray(_floats_at(g[_CLASSES]), (g[_CLASS_ROWS], t.CLASS_COLUMNS))
-    pools = carray(_floats_at(g[_POOLS]), (g[_POOL_ROWS], t.POOL_COLUMNS))
-    links = carray(_floats_at(g[_LINKS]), (g[_LINK_ROWS], 2))
+    seconds = carray(floats_at(base), (k.SECONDS_ROWS, size))
+    plans = carray(integers_at(base + 8 * k.SECONDS_ROWS * size), (k.PLAN_ROWS, size))
+    held = carray(tokens_at(base + 8 * (k.SECONDS_ROWS + k.PLAN_ROWS) * size), (size, k.TIERS))
+    rows = carray(integers_at(g[_ROWS]), (size,))
+    loads = carray(floats_at(g[_LOADS]), (table_rows, t.LOAD_COLUMNS))
+    ranks = carray(integers_at(g[_RANKS]), (table_rows, t.RANK_COLUMNS))
+    classes = carray(floats_at(g[_CLASSES]), (g[_CLASS_ROWS], t.CLASS_COLUMNS))
+    pools = carray(floats_at(g[_POOLS]), (g[_POOL_ROWS], t.POOL_COLUMNS))
+    links = carray(floats_at(g[_LINKS]), (g[_LINK_ROWS], 2))
     held[:] = 0
     if levels.shape[0] > 0:
         members = g[_MEMBER_COUNT]
@@ -177,8 +160,8 @@ def search(
         # A fully cached prompt still recomputes its last block.
         h.write_held(
             levels,
-            carray(_ints_at(g[_HOLDER_IDS]), (members,)),
-            carray(_ints_at(g[_MEMBERS]), (members,)),
+            carray(integers_at(g[_HOLDER_IDS]), (members,)),
+            carray(integers_at(g[_MEMBERS]), (members,)),
             block_size,
             (prompt_tokens - 1) // block_size * block_size,
             held,
@@ -199,13 +182,13 @@ def search(
         seconds,
         plans,
     )
-    locations = carray(_ints_at(g[_LOCATIONS]), (topology.LOCATION_LEVELS, size))
-    link_latency_s = carray(_floats_at(g[_LINK_LATENCY_S]), (size,))
-    kv_bytes = carray(_floats_at(g[_KV_BYTES]), (size,))
+    locations = carray(integers_at(g[_LOCATIONS]), (topology.LOCATION_LEVELS, size))
+    link_latency_s = carray(floats_at(g[_LINK_LATENCY_S]), (size,))
+    kv_bytes = carray(floats_at(g[_KV_BYTES]), (size,))
     p, d, peer = slo_kernel.choose(
-        carray(_ints_at(g[_ROLES]), (size,)),
-        carray(_ints_at(g[_PROTOCOL]), (size,)),
-        carray(_ints_at(g[_LIMIT_TOKENS]), (size,)),
+        carray(integers_at(g[_ROLES]), (size,)),
+        carray(integers_at(g[_PROTOCOL]), (size,)),
+        carray(integers_at(g[_LIMIT_TOKENS]), (size,)),
         prompt_tokens,
         held.T,
         plans,
@@ -238,7 +221,7 @@ def search(
         p,
         d,
         peer,
-        carray(_ints_at(g[_GROUP_OF]), (size,))[p],
+        carray(integers_at(g[_GROUP_OF]), (size,))[p],
         plans[k.PLAN_TOKENS, p],
         plans[k.PLAN_LOCAL, p],
         np.int64(held[p, 0]),
