@@ -26,14 +26,17 @@ class CircuitBreaker:
         """A placement was made: where an instance may be tried, this is the request that does."""
         placement = record.placement
         self._try(placement.prefill.instance_id, placement.placement_id)
-        if placement.disaggregated:
+        if record.decode is not record.prefill and placement.disaggregated:
             self._try(placement.decode.instance_id, placement.placement_id)
 
     def succeeded(self, instance_id: str, placement_id: str, now_s: float) -> None:
         """The instance has answered its part of a request."""
         instance = self._cluster.get(instance_id)
-        if instance is None:
-            return
+        if instance is not None:
+            self.answered(instance, placement_id, now_s)
+
+    def answered(self, instance: InstanceState, placement_id: str, now_s: float) -> None:
+        """As `succeeded`."""
         circuit = instance.circuit
         circuit.count(now_s, self.policy.window_s, failed=False)
         if instance.health is Health.UP:
@@ -62,6 +65,8 @@ class CircuitBreaker:
 
     def ended(self, placement_id: str) -> None:
         """A placement is over: where it should have tried an instance and told nothing of it, another one may."""
+        if not self._probes:
+            return
         for instance in self._probes.pop(placement_id, ()):
             if instance.circuit.probe == placement_id:
                 instance.circuit.probe = None

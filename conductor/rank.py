@@ -109,7 +109,8 @@ class RankState:
         self.pending_tokens -= dropped.tokens
 
     def add_prefill(self, placement_id: str, pending: PendingPrefill, now_s: float) -> None:
-        self._forget_ended(now_s)
+        if self.prefills:
+            self._forget_ended(now_s)
         if not self.prefills:
             self.head_since_s = now_s
         self.prefills[placement_id] = pending

@@ -37,7 +37,7 @@ class Gate:
         self.lengths = OutputLengths() if lengths is None else lengths
         self.rejections: dict[str, int] = {}  # by stage
         self._forecast = DecodeForecast()
-        self._judges = not isinstance(self.rule, AcceptAll)
+        self.judges = not isinstance(self.rule, AcceptAll)  # else nothing is forecast for it
         self._observed = 0
         self._remembered: dict[tuple[str, str, str, int | None], _Remembered] = {}
 
@@ -67,7 +67,7 @@ class Gate:
         self, candidates: Candidates, choice: Choice, ttft_s: float, tables: ClusterTables
     ) -> Rejection | None:
         """Before anything is reserved: None to serve it where the policy chose."""
-        if not self._judges:
+        if not self.judges:
             return None
         c = candidates
         positions = decode_positions(c)
@@ -93,7 +93,7 @@ class Gate:
         tables: ClusterTables,
     ) -> Rejection | None:
         """When the prefill of a pair has ended, before it hands off to the rank of that row."""
-        if not self._judges:
+        if not self.judges:
             return None
         rows: Rows = np.array([row], np.intp)
         prospect = Prospect(
@@ -119,7 +119,7 @@ class Gate:
         now_s: float,
     ) -> None:
         """A decode is on its way to the rank of that row."""
-        if self._judges:
+        if self.judges:
             start_s = now_s + ttft_s
             self._forecast.placed(
                 placement_id,
@@ -132,12 +132,12 @@ class Gate:
 
     def started(self, placement_id: str, now_s: float) -> None:
         """Its first token is out."""
-        if self._judges:
+        if self.judges:
             self._forecast.started(placement_id, now_s)
 
     def ended(self, placement_id: str) -> None:
         """It is over, one way or the other."""
-        if self._judges:
+        if self.judges:
             self._forecast.ended(placement_id)
 
     def count(self, rejection: Rejection | None) -> Rejection | None:

@@ -63,14 +63,15 @@ class Exposure:
         return len(self._ids)
 
     def placed(
-        self, placement_id: str, prefill_s: float, output_tokens: int, tbt_objective_s: float, *, long: bool
+        self, placement_id: str, prefill_s: float, output_tokens: int, tbt_objective_s: float, long: bool
     ) -> None:
         """A request is to decode here, after ``prefill_s`` of prefill here; 0 if it prefills elsewhere.
 
         ``long`` if steps that carry this prefill last longer than the TBT objective.
         """
         self._placed_s += prefill_s
-        self._long_s += prefill_s if long else 0.0
+        if long:
+            self._long_s += prefill_s
         slot = self._slots[placement_id] = len(self._ids)
         self._ids.append(placement_id)
         if slot == len(self._table):
