@@ -56,6 +56,7 @@ class _Run(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> int:
+        """Of the first block that is left."""
         return self.hashes.item(0) ^ self.namespace.domain
 
 
@@ -77,10 +78,8 @@ class _Assumed:
         O(runs * log(blocks)): sequence hashes that are equal stand for equal beginnings.
         """
         domain, beginnings = namespace.domain, self.beginnings
-        run = beginnings.get(hashes.item(0) ^ domain)
-        if run is None:
-            return _NEVER
         stops, numbers, blocks, position = [], [], len(hashes), 0
+        run = beginnings.get(hashes.item(0) ^ domain)
         while run is not None and run.namespace == namespace and run.first == position:
             common = _common(run.hashes, hashes, position)
             if not common:
@@ -99,9 +98,9 @@ class _Assumed:
         self.blocks -= position
         return LastUsed(tuple(stops), tuple(numbers))
 
-    def add(self, run: _Run) -> None:
-        """The latest run, of blocks that no other has."""
-        self.runs[run.number] = self.beginnings[run.key] = run
+    def add(self, run: _Run, key: int) -> None:
+        """The latest run, of blocks that no other has, and its first block."""
+        self.runs[run.number] = self.beginnings[key] = run
         self.blocks += len(run.hashes)
 
     def drop_last(self, blocks: int) -> tuple[Namespace, Hashes]:
@@ -191,22 +190,25 @@ class ApproximateResidency:
             return _NEVER
         if assumed.expires_s <= now_s:
             self._expire(holder, assumed, now_s)
-        if len(hashes) > assumed.capacity_blocks:
-            hashes = hashes[: assumed.capacity_blocks]
-        if not len(hashes):
+        blocks = len(hashes)
+        if blocks > assumed.capacity_blocks:
+            blocks = assumed.capacity_blocks
+            hashes = hashes[:blocks]
+        if not blocks:
             return _NEVER
         number = self._runs
         self._runs += 1
-        last_used = assumed.take_over(namespace, hashes)
+        key = hashes.item(0) ^ namespace.domain
+        last_used = assumed.take_over(namespace, hashes) if key in assumed.beginnings else _NEVER
         if not assumed.runs:
             assumed.expires_s = now_s + self._ttl_s
-        assumed.add(_Run(number, now_s, namespace, 0, hashes))
+        assumed.add(_Run(number, now_s, namespace, 0, hashes), key)
         if assumed.blocks > assumed.capacity_blocks:
             self._evict(holder, assumed)
-        known = len(last_used)
+        known = len(last_used) if last_used is not _NEVER else 0
         if not known:
             self._index.store(holder, Tier.DEVICE, namespace, hashes)
-        elif known < len(hashes):
+        elif known < blocks:
             self._index.store(holder, Tier.DEVICE, namespace, hashes[known:], parent=hashes.item(known - 1))
         return last_used
 

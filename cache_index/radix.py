@@ -106,7 +106,7 @@ class CacheIndex:
 
         Raises UnknownHolderError for a holder that is not registered.
         """
-        self.store_linked(holder, tier, namespace, hashes, _NO_KEYS, parent=parent)
+        self._stored(holder, tier, namespace.domain_word, _contiguous(hashes, _U64), _NO_KEYS, parent)
 
     def store_linked(
         self,
@@ -119,9 +119,12 @@ class CacheIndex:
         parent: int = 0,
     ) -> None:
         """Like store; ``engine_keys`` are other names of the same blocks, for ``remove_linked``."""
-        hashes = _contiguous(hashes, _U64)
-        engine_keys = engine_keys if engine_keys is _NO_KEYS else _contiguous(engine_keys, _U64)
-        domain = namespace.domain_word
+        hashes, engine_keys = _contiguous(hashes, _U64), _contiguous(engine_keys, _U64)
+        self._stored(holder, tier, namespace.domain_word, hashes, engine_keys, parent)
+
+    def _stored(
+        self, holder: Holder, tier: Tier, domain: np.uint64, hashes: Hashes, engine_keys: Hashes, parent: int
+    ) -> None:
         with self._lock:
             slot = self._slots.of(holder, tier)
             address, blocks, done = self._arrays.address, len(hashes), 0

@@ -274,7 +274,8 @@ class Estimator:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._links = cluster.topology.link_table()
-        self._pool: dict[int, list[Floats]] = {}
+        self._pool: list[Floats] = []
+        self._pool_size = self._words = 0  # ranks, and what their estimates take
         self._kernel = compiled(k.estimate, *_SIGNATURE)
         self._write_held = compiled(write_held, *WRITE_HELD)
         self._search = search_kernel()
@@ -383,19 +384,18 @@ class Estimator:
 
         Fresh pages cost more than the estimates they are for.
         """
-        size = len(estimates.roster.ranks)
-        if size in self._pool:
-            self._pool[size].append(estimates.block)
-        else:
-            self._pool[size] = [estimates.block]
+        if estimates.size == self._pool_size:
+            self._pool.append(estimates.block)
 
     def _block(self, size: int) -> Floats:
-        free = self._pool.get(size)
-        if free:
-            return free.pop()
-        # Rosters of other sizes are history; their arrays need not be kept.
-        self._pool = {size: []}
-        return np.empty(block_words(size))
+        if size == self._pool_size and self._pool:
+            return self._pool.pop()
+        return self._new_block(size)
+
+    def _new_block(self, size: int) -> Floats:
+        if size != self._pool_size:  # rosters of other sizes are history; their arrays need not be kept
+            self._pool, self._pool_size, self._words = [], size, block_words(size)
+        return np.empty(self._words)
 
     def _new_grounds(self, roster: Roster) -> Grounds:
         if len(self._grounds) >= _MOST_GROUNDS:  # of rosters that are history

@@ -95,8 +95,9 @@ class RankState:
 
     def _forget_ended(self, now_s: float) -> None:
         """Drop leading prefills that nobody will see the end of and that ended by prediction."""
-        while self.prefills:
-            placement_id, head = next(iter(self.prefills.items()))
+        prefills = self.prefills
+        while prefills:
+            placement_id, head = next(iter(prefills.items()))
             if head.observed or self.head_since_s + head.predicted_s > now_s:
                 return
             self.head_since_s += head.predicted_s
@@ -123,9 +124,10 @@ class RankState:
         It is known for the head of the queue: since the one before it ended.
         """
         self._forget_ended(now_s)
-        if placement_id not in self.prefills:
+        prefills = self.prefills
+        if placement_id not in prefills:
             return None
-        was_head = next(iter(self.prefills)) == placement_id
+        was_head = next(iter(prefills)) == placement_id
         self._drop(placement_id)
         if not was_head:
             return None

@@ -23,3 +23,4 @@ def _pointer(kind: Any, code: ir.Type) -> Any:
 floats_at = _pointer(types.float64, ir.DoubleType())
 integers_at = _pointer(types.int64, ir.IntType(64))
 tokens_at = _pointer(types.int32, ir.IntType(32))
+counts_at = _pointer(types.float32, ir.FloatType())

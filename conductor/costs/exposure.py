@@ -25,6 +25,7 @@ from cache_index.kernel_set import compiled
 from conductor.costs import addresses, kernels
 from conductor.costs import tables as t
 from conductor.costs.addresses import floats_at, integers_at
+from conductor.costs.instance_class import Floats
 
 _DIRECTORY = cache_directory(
     *(Path(file) for file in (__file__, addresses.__file__, kernels.__file__, t.__file__))
@@ -48,19 +49,23 @@ _SLOT_BYTES: Final = 8 * _COLUMNS
 class Exposure:
     """The requests that decode on one rank, or will. Ids that are not known (any more) are ignored."""
 
-    __slots__ = ("_address", "_expose", "_ids", "_long_s", "_placed_s", "_slots", "_table")
+    __slots__ = ("_address", "_expose", "_ids", "_long_s", "_placed_s", "_slots", "_table", "_words")
 
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._slots: dict[str, int] = {}
-        self._table = np.zeros((_FIRST_SLOTS, _COLUMNS))
-        self._address = int(self._table.ctypes.data)
+        self._set_table(np.zeros((_FIRST_SLOTS, _COLUMNS)))
         self._placed_s = 0.0  # prefill ever placed here, as predicted
         self._long_s = 0.0
         self._expose = compiled(_expose, *_SIGNATURE)
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def _set_table(self, table: Floats) -> None:
+        self._table = table
+        self._address = int(table.ctypes.data)
+        self._words = table.reshape(-1).data  # from which single numbers are read faster
 
     def placed(
         self, placement_id: str, prefill_s: float, output_tokens: int, tbt_objective_s: float, long: bool
@@ -75,8 +80,7 @@ class Exposure:
         slot = self._slots[placement_id] = len(self._ids)
         self._ids.append(placement_id)
         if slot == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-            self._address = int(self._table.ctypes.data)
+            self._set_table(np.concatenate([self._table, np.zeros_like(self._table)]))
         _pack_slot(
             self._table,
             slot * _SLOT_BYTES,
@@ -98,12 +102,14 @@ class Exposure:
         slot = self._slots.pop(placement_id, None)
         if slot is None:
             return 0.0
-        borne_s = self._placed_s - queue_s - self._table.item(slot, _PLACED_S)
+        words, first = self._words, slot * _COLUMNS
+        borne_s: float = self._placed_s - queue_s - words[first + _PLACED_S]
         last = self._ids.pop()
         if last != placement_id:
             self._ids[slot] = last
             self._slots[last] = slot
-            self._table[slot] = self._table[len(self._ids)]
+            moved = len(self._ids) * _COLUMNS
+            words[first : first + _COLUMNS] = words[moved : moved + _COLUMNS]
         return 0.0 if borne_s < 0.0 else borne_s
 
     def write(self, tables: t.ClusterTables, row: int, tbt_share: float, now_s: float) -> None:
