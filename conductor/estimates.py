@@ -266,6 +266,7 @@ _SIGNATURE: Final = (
 
 
 _MOST_GROUNDS: Final = 64
+_SMALL_WORDS: Final = 512
 
 
 class Estimator:
@@ -382,9 +383,9 @@ class Estimator:
     def recycle(self, estimates: Estimates) -> None:
         """Nobody reads these estimates any more: their memory may be written again.
 
-        Fresh pages cost more than the estimates they are for.
+        Fresh pages cost more than the estimates they are for; but of a few ranks there are less than pages.
         """
-        if estimates.size == self._pool_size:
+        if estimates.size == self._pool_size and self._words > _SMALL_WORDS:
             self._pool.append(estimates.block)
 
     def _block(self, size: int) -> Floats:

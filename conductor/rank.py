@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from cache_index import Holder
-from conductor.costs import Exposure, Floats
+from conductor.costs import Exposure
 from conductor.costs import tables as t
 from conductor.placement import Target
 
@@ -141,8 +141,8 @@ class RankState:
     def end_decode(self, placement_id: str) -> None:
         self.context_tokens -= self.decodes.pop(placement_id, 0)
 
-    def write(self, loads: Floats) -> None:
-        """Write the books into this rank's row of the load table."""
+    def write(self, loads: memoryview[float]) -> None:
+        """Write the books into this rank's row of the load table (`ClusterTables.load_words`)."""
         head_s = rest_s = 0.0
         observed = False
         if self.prefills:
@@ -169,7 +169,7 @@ class RankState:
         )
 
     def _write_all(
-        self, loads: Floats, others: PlacedElsewhere, head_s: float, observed: bool, rest_s: float
+        self, loads: memoryview[float], others: PlacedElsewhere, head_s: float, observed: bool, rest_s: float
     ) -> None:
         """As `write`, with what others placed: behind the first prefill of ours, or running down by itself."""
         since_s = self.head_since_s

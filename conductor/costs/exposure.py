@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numba import types
@@ -65,7 +65,9 @@ class Exposure:
     def _set_table(self, table: Floats) -> None:
         self._table = table
         self._address = int(table.ctypes.data)
-        self._words = table.reshape(-1).data  # from which single numbers are read faster
+        self._words = cast(
+            "memoryview[float]", table.reshape(-1).data
+        )  # from which single numbers are read faster
 
     def placed(
         self, placement_id: str, prefill_s: float, output_tokens: int, tbt_objective_s: float, long: bool
@@ -82,7 +84,7 @@ class Exposure:
         if slot == len(self._table):
             self._set_table(np.concatenate([self._table, np.zeros_like(self._table)]))
         _pack_slot(
-            self._table,
+            self._words,
             slot * _SLOT_BYTES,
             self._placed_s,
             math.inf,
@@ -95,7 +97,7 @@ class Exposure:
         """Its first token is out; ``queue_s`` of prefills are waiting or running here."""
         slot = self._slots.get(placement_id)
         if slot is not None:
-            _pack_beginning(self._table, slot * _SLOT_BYTES, self._placed_s - queue_s, now_s)
+            _pack_beginning(self._words, slot * _SLOT_BYTES, self._placed_s - queue_s, now_s)
 
     def ended(self, placement_id: str, queue_s: float) -> float:
         """It is over; returns how many seconds of prefill ran beside its decode, as predicted."""
@@ -103,7 +105,7 @@ class Exposure:
         if slot is None:
             return 0.0
         words, first = self._words, slot * _COLUMNS
-        borne_s: float = self._placed_s - queue_s - words[first + _PLACED_S]
+        borne_s = self._placed_s - queue_s - words[first + _PLACED_S]
         last = self._ids.pop()
         if last != placement_id:
             self._ids[slot] = last
