@@ -11,7 +11,9 @@ from math import inf
 
 import msgspec
 
+from cache_index import kernels
 from cache_index.hashing import Hashes, Namespace
+from cache_index.kernel_set import entry_point
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, Tier
 
@@ -63,7 +65,7 @@ class _Run(msgspec.Struct, gc=False):
 class _Assumed:
     """What one holder is assumed to have: a run has each block, the one that it was last in."""
 
-    __slots__ = ("beginnings", "blocks", "capacity_blocks", "expires_s", "runs")
+    __slots__ = ("_common", "beginnings", "blocks", "capacity_blocks", "expires_s", "runs")
 
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
@@ -71,6 +73,7 @@ class _Assumed:
         self.runs: OrderedDict[int, _Run] = OrderedDict()  # by number, the oldest first
         self.beginnings: dict[int, _Run] = {}  # the same, by the first block that each has left
         self.expires_s = inf  # no run does before
+        self._common = entry_point(kernels.common)
 
     def take_over(self, namespace: Namespace, hashes: Hashes) -> LastUsed:
         """Take the leading blocks of a chain from the runs that have them.
@@ -79,22 +82,25 @@ class _Assumed:
         """
         domain, beginnings = namespace.domain, self.beginnings
         stops, numbers, blocks, position = [], [], len(hashes), 0
-        run = beginnings.get(hashes.item(0) ^ domain)
-        while run is not None and run.namespace == namespace and run.first == position:
-            common = _common(run.hashes, hashes, position)
+        while position < blocks:
+            key = hashes.item(position) ^ domain
+            run = beginnings.get(key)
+            if run is None or run.first != position or not _same(run.namespace, namespace):
+                break
+            theirs = run.hashes
+            common: int = self._common(theirs, hashes, position)
             if not common:
                 break
-            del beginnings[run.key]
-            if common < len(run.hashes):
+            del beginnings[key]
+            if common < len(theirs):
                 run.first += common
-                run.hashes = run.hashes[common:].copy()  # a view would keep the whole array
+                run.hashes = theirs[common:].copy()  # a view would keep the whole array
                 beginnings[run.key] = run
             else:
                 del self.runs[run.number]
             position += common
             stops.append(position)
             numbers.append(run.number)
-            run = beginnings.get(hashes.item(position) ^ domain) if position < blocks else None
         self.blocks -= position
         return LastUsed(tuple(stops), tuple(numbers))
 
@@ -116,19 +122,8 @@ class _Assumed:
         return run.namespace, dropped[::-1]
 
 
-def _common(run: Hashes, chain: Hashes, start: int) -> int:
-    """How many blocks ``run`` and ``chain[start:]`` have in common at their beginning."""
-    equal, differ = 0, min(len(run), len(chain) - start)
-    if run.item(differ - 1) == chain.item(start + differ - 1):
-        return differ
-    differ -= 1
-    while equal < differ:
-        middle = (equal + differ) >> 1
-        if run.item(middle) == chain.item(start + middle):
-            equal = middle + 1
-        else:
-            differ = middle
-    return equal
+def _same(one: Namespace, other: Namespace) -> bool:
+    return one is other or one == other
 
 
 class ApproximateResidency:

@@ -14,6 +14,7 @@ from cache_index.kernels.matching import match, match_tokens
 from cache_index.kernels.residencies import remove, remove_linked, resolve, store
 from cache_index.kernels.sweeping import sweep, sweep_copies, sweep_fanout, sweep_links
 from cache_index.kernels.views import (
+    common,
     count_by_depth,
     describe_node,
     held_run,
@@ -28,6 +29,7 @@ __all__ = [
     "ONE",
     "ZERO",
     "apply",
+    "common",
     "compile_all",
     "count_by_depth",
     "describe_node",
