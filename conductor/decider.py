@@ -118,8 +118,24 @@ class Decider:
             error = _why_none(model, candidates)
             self._estimator.recycle(candidates)
             raise error
-        prefill_at, decode_at, peer_at, group, tokens, local, held, held_by_decode = found[:8]
-        prefill_factor, fetch_s, prefill_s, queue_s, moving_s, wait_s, tbt_s, step_s = found[8:]
+        (
+            prefill_at,
+            decode_at,
+            peer_at,
+            group,
+            tokens,
+            local,
+            held,
+            held_by_decode,
+            prefill_factor,
+            fetch_s,
+            prefill_s,
+            queue_s,
+            moving_s,
+            wait_s,
+            tbt_s,
+            step_s,
+        ) = found
         prefill, decode = roster.ranks[prefill_at], roster.ranks[decode_at]
         if tokens == local == held:  # nothing to load or to fetch
             on_device = (PlanSegment(0, local, prefill.holder, Tier.DEVICE),) if local else ()

@@ -103,6 +103,8 @@ class IndexLookup:
     def prefill_begins(
         self, placement_id: str, request: PlacementRequest, group: CacheGroup, holder: Holder
     ) -> None:
+        if request.hashes is None and len(request.tokens) < STRIDE * group.namespace.block_size:
+            return  # nothing is expected of so few blocks
         hashes = hashes_of(request, group.namespace.block_size)
         if hashes is not None:
             self._expected.expect(placement_id, holder, namespace_of(request, group), hashes)

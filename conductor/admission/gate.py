@@ -46,15 +46,15 @@ class Gate:
 
         ``beginning`` is the request's own, which takes a while to compute.
         """
-        limited = request.max_output_tokens is not None
-        key = (request.model, request.tenant, request.route, beginning)
-        known = None if limited else self._remembered.get(key)
-        if known is not None and known.until >= self._observed:
-            return known.tokens
+        if request.max_output_tokens is None:
+            key = (request.model, request.tenant, request.route, beginning)
+            known = self._remembered.get(key)
+            if known is not None and known.until >= self._observed:
+                return known.tokens
         if len(self._remembered) >= 4_096:
             self._remembered.clear()
         tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
-        if not limited:
+        if request.max_output_tokens is None:
             self._remembered[key] = _Remembered(tokens, self._observed + _SAME_FOR)
         return tokens
 
