@@ -6,63 +6,130 @@ recently used blocks, of one request the deepest first, and nothing is believed 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from math import inf
 
-import numpy as np
+import msgspec
 
+from cache_index import kernels
 from cache_index.hashing import Hashes, Namespace
-from cache_index.named_blocks import store_missing
+from cache_index.kernel_set import entry_point
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder, Tier
-from cache_index.run_table import Numbers, RunTable
 
 DEFAULT_TTL_S = 120.0
 DEFAULT_CAPACITY_BLOCKS = 16_384
-_NEVER: Numbers = np.empty(0, np.int64)
 
 
-@dataclass(slots=True)
-class _Run:
+class LastUsed(msgspec.Struct, frozen=True, gc=False):
+    """For each of a chain's leading blocks, the number of the call that routed it to a holder last.
+
+    Blocks of one call stand together: up to the first of ``stops`` they have the first of ``numbers``, and so on.
+    """
+
+    stops: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return self.stops[-1] if self.stops else 0
+
+    def __getitem__(self, block: int) -> int:
+        for stop, number in zip(self.stops, self.numbers, strict=True):
+            if block < stop:
+                return number
+        raise IndexError(block)
+
+
+_NEVER = LastUsed()
+
+
+class _Run(msgspec.Struct, gc=False):
     """What is left of one assumption: those blocks of its chain that no later run has, from the ``first`` on.
 
     A later run takes over what the two chains have in common, which is the beginning of both; what is evicted goes
-    from the end. So nothing is ever missing in the middle.
+    from the end. So nothing is ever missing in the middle, and a run is found by the first block that it has left.
     """
 
+    number: int
     at_s: float
     namespace: Namespace
     first: int
     hashes: Hashes
 
+    @property
+    def key(self) -> int:
+        """Of the first block that is left."""
+        return self.hashes.item(0) ^ self.namespace.domain
+
 
 class _Assumed:
-    """What one holder is assumed to have: blocks by key, each with the number of the run it was last in."""
+    """What one holder is assumed to have: a run has each block, the one that it was last in."""
+
+    __slots__ = ("_common", "beginnings", "blocks", "capacity_blocks", "expires_s", "runs")
 
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
-        self.run_of = RunTable()
-        self.runs: dict[int, _Run] = {}  # by number, the oldest first
+        self.blocks = 0
+        self.runs: OrderedDict[int, _Run] = OrderedDict()  # by number, the oldest first
+        self.beginnings: dict[int, _Run] = {}  # the same, by the first block that each has left
+        self.expires_s = inf  # no run does before
+        self._common = entry_point(kernels.common)
 
-    def take_over(self, numbers: Numbers) -> None:
-        """The leading blocks of a chain, which these runs had last, have another run now."""
-        first = 0
-        while first < len(numbers):
-            number = numbers.item(first)
-            first += int(np.count_nonzero(numbers[first:] == number))  # those of one run stand together
-            run = self.runs.get(number)
-            if run is None:  # hashes of two prompts collide
-                continue
-            taken = first - run.first
-            if taken < len(run.hashes):
-                run.first, run.hashes = first, run.hashes[taken:].copy()  # a view would keep the whole array
+    def take_over(self, namespace: Namespace, hashes: Hashes) -> LastUsed:
+        """Take the leading blocks of a chain from the runs that have them.
+
+        O(runs * log(blocks)): sequence hashes that are equal stand for equal beginnings.
+        """
+        domain, beginnings = namespace.domain, self.beginnings
+        stops, numbers, blocks, position = [], [], len(hashes), 0
+        while position < blocks:
+            key = hashes.item(position) ^ domain
+            run = beginnings.get(key)
+            if run is None or run.first != position or not _same(run.namespace, namespace):
+                break
+            theirs = run.hashes
+            common: int = self._common(theirs, hashes, position)
+            if not common:
+                break
+            del beginnings[key]
+            if common < len(theirs):
+                run.first += common
+                run.hashes = theirs[common:].copy()  # a view would keep the whole array
+                beginnings[run.key] = run
             else:
-                del self.runs[number]
+                del self.runs[run.number]
+            position += common
+            stops.append(position)
+            numbers.append(run.number)
+        self.blocks -= position
+        return LastUsed(tuple(stops), tuple(numbers))
+
+    def add(self, run: _Run, key: int) -> None:
+        """The latest run, of blocks that no other has, and its first block."""
+        self.runs[run.number] = self.beginnings[key] = run
+        self.blocks += len(run.hashes)
+
+    def drop_last(self, blocks: int) -> tuple[Namespace, Hashes]:
+        """Take the last of the oldest run's blocks, at most so many; returns them, the deepest first."""
+        run = next(iter(self.runs.values()))
+        keep = len(run.hashes) - blocks
+        if keep > 0:
+            dropped, run.hashes = run.hashes[keep:], run.hashes[:keep]
+        else:
+            dropped = run.hashes
+            del self.beginnings[run.key], self.runs[run.number]
+        self.blocks -= len(dropped)
+        return run.namespace, dropped[::-1]
+
+
+def _same(one: Namespace, other: Namespace) -> bool:
+    return one is other or one == other
 
 
 class ApproximateResidency:
     """Keeps assumptions of the holders that were added; calls for any other holder do nothing.
 
-    Not thread-safe. A call costs O(blocks given), eviction amortised; a holder never has more blocks in the
+    Not thread-safe. A call costs O(blocks that are new), eviction amortised; a holder never has more blocks in the
     index than its capacity.
     """
 
@@ -83,7 +150,7 @@ class ApproximateResidency:
     def blocks(self, holder: Holder) -> int:
         """How many blocks a holder is assumed to have."""
         assumed = self._holders.get(holder)
-        return 0 if assumed is None else len(assumed.run_of)
+        return 0 if assumed is None else assumed.blocks
 
     def add(self, holder: Holder, capacity_blocks: int = DEFAULT_CAPACITY_BLOCKS) -> None:
         """Begin to assume for a holder, which is registered; known assumptions are kept."""
@@ -92,7 +159,7 @@ class ApproximateResidency:
         self._index.register(holder)
         assumed = self._holders.setdefault(holder, _Assumed(capacity_blocks))
         assumed.capacity_blocks = capacity_blocks
-        self._evict(holder, assumed, len(assumed.run_of) - capacity_blocks)
+        self._evict(holder, assumed)
 
     def remove(self, holder: Holder) -> None:
         """Stop assuming for a holder and forget what was assumed."""
@@ -106,7 +173,7 @@ class ApproximateResidency:
             self._holders[holder] = _Assumed(assumed.capacity_blocks)
             self._index.clear(holder, Tier.DEVICE)
 
-    def assume(self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float) -> Numbers:
+    def assume(self, holder: Holder, namespace: Namespace, hashes: Hashes, now_s: float) -> LastUsed:
         """A request with these blocks was sent to the holder.
 
         Returns for each of the leading blocks that had been assumed the number of the call, growing from one to
@@ -116,23 +183,28 @@ class ApproximateResidency:
         assumed = self._holders.get(holder)
         if assumed is None:
             return _NEVER
-        self._expire(holder, assumed, now_s)
-        hashes = np.ascontiguousarray(hashes[: assumed.capacity_blocks], np.uint64)
+        if assumed.expires_s <= now_s:
+            self._expire(holder, assumed, now_s)
         blocks = len(hashes)
+        if blocks > assumed.capacity_blocks:
+            blocks = assumed.capacity_blocks
+            hashes = hashes[:blocks]
         if not blocks:
             return _NEVER
         number = self._runs
         self._runs += 1
-        before, new, leading = assumed.run_of.put(hashes ^ namespace.domain_word, number)
-        last_used = before[:leading]
-        assumed.take_over(last_used)
-        assumed.runs[number] = _Run(now_s, namespace, 0, hashes)
-        self._evict(holder, assumed, len(assumed.run_of) - assumed.capacity_blocks)
-        if leading + new < blocks:
-            store_missing(self._index, holder, Tier.DEVICE, namespace, hashes, before < 0)
-        elif new:
-            parent = hashes.item(leading - 1) if leading else 0
-            self._index.store(holder, Tier.DEVICE, namespace, hashes[leading:], parent=parent)
+        key = hashes.item(0) ^ namespace.domain
+        last_used = assumed.take_over(namespace, hashes) if key in assumed.beginnings else _NEVER
+        if not assumed.runs:
+            assumed.expires_s = now_s + self._ttl_s
+        assumed.add(_Run(number, now_s, namespace, 0, hashes), key)
+        if assumed.blocks > assumed.capacity_blocks:
+            self._evict(holder, assumed)
+        known = len(last_used) if last_used is not _NEVER else 0
+        if not known:
+            self._index.store(holder, Tier.DEVICE, namespace, hashes)
+        elif known < blocks:
+            self._index.store(holder, Tier.DEVICE, namespace, hashes[known:], parent=hashes.item(known - 1))
         return last_used
 
     def evicted(self, holder: Holder, last_used: int) -> int:
@@ -141,10 +213,12 @@ class ApproximateResidency:
         An LRU cache has then evicted everything that was not used since; returns how many blocks that was.
         """
         assumed = self._holders.get(holder)
-        before = 0 if assumed is None else len(assumed.run_of)
-        while assumed is not None and assumed.runs and next(iter(assumed.runs)) <= last_used:
-            self._evict_from_oldest(holder, assumed, len(assumed.run_of))
-        return 0 if assumed is None else before - len(assumed.run_of)
+        if assumed is None:
+            return 0
+        before = assumed.blocks
+        while assumed.runs and next(iter(assumed.runs)) <= last_used:
+            self._drop_last(holder, assumed, assumed.blocks)
+        return before - assumed.blocks
 
     def expire(self, now_s: float) -> None:
         """Drop what was not assumed again within the time to live, of all holders."""
@@ -152,22 +226,18 @@ class ApproximateResidency:
             self._expire(holder, assumed, now_s)
 
     def _expire(self, holder: Holder, assumed: _Assumed, now_s: float) -> None:
-        runs = assumed.runs
-        while runs and runs[next(iter(runs))].at_s + self._ttl_s <= now_s:
-            self._evict_from_oldest(holder, assumed, len(assumed.run_of))
+        assumed.expires_s = inf
+        while assumed.runs:
+            ends_s = next(iter(assumed.runs.values())).at_s + self._ttl_s
+            if ends_s > now_s:
+                assumed.expires_s = ends_s
+                return
+            self._drop_last(holder, assumed, assumed.blocks)
 
-    def _evict(self, holder: Holder, assumed: _Assumed, blocks: int) -> None:
-        while blocks > 0:
-            blocks -= self._evict_from_oldest(holder, assumed, blocks)
+    def _evict(self, holder: Holder, assumed: _Assumed) -> None:
+        while assumed.blocks > assumed.capacity_blocks:
+            self._drop_last(holder, assumed, assumed.blocks - assumed.capacity_blocks)
 
-    def _evict_from_oldest(self, holder: Holder, assumed: _Assumed, blocks: int) -> int:
-        """Drop at most so many blocks of the oldest run; drop the run when none is left."""
-        number, run = next(iter(assumed.runs.items()))
-        keys = run.hashes ^ run.namespace.domain_word
-        evicted, stop = assumed.run_of.take_last(keys, len(keys), number, blocks)
-        if len(evicted):
-            self._index.remove(holder, Tier.DEVICE, run.namespace, run.hashes[evicted])
-        run.hashes = run.hashes[:stop]
-        if not stop:
-            del assumed.runs[number]
-        return len(evicted)
+    def _drop_last(self, holder: Holder, assumed: _Assumed, blocks: int) -> None:
+        namespace, dropped = assumed.drop_last(blocks)
+        self._index.remove(holder, Tier.DEVICE, namespace, dropped)

@@ -96,8 +96,12 @@ def sequence_hashes(
     tokens: Tokens, block_size: int, *, cache_salt: str | None = None, seed: int = DEFAULT_SEED
 ) -> Hashes:
     """Sequence hashes of the full blocks of a prompt; a salt counts as extra key of the first block."""
-    folds = _NO_FOLDS if not cache_salt else np.array([fold_extra_keys([cache_salt])], np.uint64)
-    return chain_hashes(tokens, block_size, folds=folds, seed=seed)
+    return chain_hashes(tokens, block_size, folds=salt_folds(cache_salt), seed=seed)
+
+
+def salt_folds(cache_salt: str | None) -> Hashes:
+    """What `chain_hashes` folds into a prompt's blocks for its salt."""
+    return _NO_FOLDS if not cache_salt else np.array([fold_extra_keys([cache_salt])], np.uint64)
 
 
 def chain_hashes(

@@ -207,6 +207,11 @@ class LMCacheDirectory:
             self._change(stream, batch)
         return "applied"
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is held of any model."""
+        return not self._worlds
+
     def match(
         self, model: str, tokens: Tokens, *, world: int | None = None, salt: str = ""
     ) -> NDArray[np.int32] | None:

@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from cache_index.hashing import Hashes, Namespace, Tokens, sequence_hashes
+from cache_index.hashing import Hashes, Namespace, Tokens
 from cache_index.lmcache_directory import LMCacheDirectory
 from cache_index.radix import CacheIndex
 from cache_index.residency import Holder
@@ -98,12 +98,32 @@ class PromptMatcher:
         has them. Without anything of the model in LMCache this costs what CacheIndex.match does.
         """
         if hashes is None:
-            hashes = sequence_hashes(tokens, namespace.block_size, cache_salt=cache_salt)
+            return self.match_tokens(namespace, tokens, cache_salt=cache_salt)[1]
         levels = self._index.match(namespace, hashes)
-        if self._lmcache is None or namespace.lora is not None:  # LMCache's names leave adapters out
+        if self._lmcache is None or self._lmcache.is_empty:
             return levels
-        model = self.stored_name(namespace.model)
-        found = self._lmcache.match(model, tokens, salt=cache_salt or "")
+        return self._with_lmcache(self._lmcache, levels, namespace, tokens, cache_salt)
+
+    def match_tokens(
+        self, namespace: Namespace, tokens: Tokens, *, cache_salt: str | None = None
+    ) -> tuple[Hashes, Levels]:
+        """The prompt's sequence hashes, and `match`."""
+        hashes, levels = self._index.match_tokens(namespace, tokens, cache_salt=cache_salt)
+        if self._lmcache is None or self._lmcache.is_empty:
+            return hashes, levels
+        return hashes, self._with_lmcache(self._lmcache, levels, namespace, tokens, cache_salt)
+
+    def _with_lmcache(
+        self,
+        lmcache: LMCacheDirectory,
+        levels: Levels,
+        namespace: Namespace,
+        tokens: Tokens,
+        cache_salt: str | None,
+    ) -> Levels:
+        if namespace.lora is not None:  # LMCache's names leave adapters out
+            return levels
+        found = lmcache.match(self.stored_name(namespace.model), tokens, salt=cache_salt or "")
         if found is None or not found.any():
             return levels
         return self._merged(levels, found // np.int32(namespace.block_size))

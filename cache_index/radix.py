@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cache_index import kernels as k
 from cache_index.arrays import NO_LIMIT, KernelArrays
 from cache_index.changes import Changes
-from cache_index.hashing import Hashes, Namespace
+from cache_index.hashing import DEFAULT_SEED, Hashes, Namespace, Tokens, salt_folds
 from cache_index.kernel_set import entry_point
 from cache_index.residency import HeldRange, Holder, HotPrefix, IndexStats, Tier
 from cache_index.self_check import ensure_ready
@@ -25,8 +25,12 @@ from cache_index.slots import Slots
 from cache_index.tree_view import TreeView, view_below, view_from_roots
 
 RECLAIM_POSITIONS = 1 << 14
-_U64, _I32 = np.dtype(np.uint64), np.dtype(np.int32)
-_contiguous, _zeros = np.ascontiguousarray, np.zeros  # found faster: a match takes less than a microsecond
+_U64, _U32, _I32 = np.dtype(np.uint64), np.dtype(np.uint32), np.dtype(np.int32)
+_contiguous, _empty, _zeros = (
+    np.ascontiguousarray,
+    np.empty,
+    np.zeros,
+)  # found faster: a match takes less than a microsecond
 _NO_KEYS = np.empty(0, np.uint64)
 
 
@@ -49,6 +53,8 @@ class CacheIndex:
         self._arrays = KernelArrays(expected_blocks, max_blocks)
         self._slots = Slots(self._arrays)
         self._store, self._match = entry_point(k.store), entry_point(k.match)
+        self._match_tokens = entry_point(k.match_tokens)
+        self._secrets = int(k.secrets_for(DEFAULT_SEED).ctypes.data)  # which stay where they are
         self._remove, self._remove_linked = entry_point(k.remove), entry_point(k.remove_linked)
         self._apply, self._held_run = entry_point(k.apply), entry_point(k.held_run)
 
@@ -100,7 +106,7 @@ class CacheIndex:
 
         Raises UnknownHolderError for a holder that is not registered.
         """
-        self.store_linked(holder, tier, namespace, hashes, _NO_KEYS, parent=parent)
+        self._stored(holder, tier, namespace.domain_word, _contiguous(hashes, _U64), _NO_KEYS, parent)
 
     def store_linked(
         self,
@@ -113,9 +119,12 @@ class CacheIndex:
         parent: int = 0,
     ) -> None:
         """Like store; ``engine_keys`` are other names of the same blocks, for ``remove_linked``."""
-        hashes = _contiguous(hashes, _U64)
-        engine_keys = engine_keys if engine_keys is _NO_KEYS else _contiguous(engine_keys, _U64)
-        domain = namespace.domain_word
+        hashes, engine_keys = _contiguous(hashes, _U64), _contiguous(engine_keys, _U64)
+        self._stored(holder, tier, namespace.domain_word, hashes, engine_keys, parent)
+
+    def _stored(
+        self, holder: Holder, tier: Tier, domain: np.uint64, hashes: Hashes, engine_keys: Hashes, parent: int
+    ) -> None:
         with self._lock:
             slot = self._slots.of(holder, tier)
             address, blocks, done = self._arrays.address, len(hashes), 0
@@ -197,6 +206,29 @@ class CacheIndex:
             levels = _zeros(self._slots.levels_shape, _I32)
             self._match(self._arrays.address, hashes, domain, levels)
         return levels
+
+    def match_tokens(
+        self, namespace: Namespace, tokens: Tokens, *, cache_salt: str | None = None
+    ) -> tuple[Hashes, NDArray[np.int32]]:
+        """`sequence_hashes` of a prompt, and `match` of them."""
+        tokens = _contiguous(tokens, _U32)
+        block_size, domain = namespace.block_size, namespace.domain_word
+        hashes = _empty(len(tokens) // block_size, _U64)
+        folds = _NO_KEYS if not cache_salt else salt_folds(cache_salt)
+        with self._lock:
+            levels = _zeros(self._slots.levels_shape, _I32)
+            self._match_tokens(
+                self._arrays.address,
+                tokens,
+                block_size,
+                DEFAULT_SEED,
+                self._secrets,
+                folds,
+                domain,
+                hashes,
+                levels,
+            )
+        return hashes, levels
 
     def held_run(
         self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes, *, alone: bool = False

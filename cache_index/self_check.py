@@ -7,7 +7,7 @@ import threading
 import msgspec
 import numpy as np
 
-from cache_index import kernels, run_table, wire_kernels
+from cache_index import kernels, wire_kernels
 from cache_index.arrays import KernelArrays
 from cache_index.wire_scratch import Scratch
 
@@ -44,7 +44,6 @@ def ensure_ready() -> None:
         if not _ready:
             kernels.compile_all()
             wire_kernels.compile_all()
-            run_table.compile_all()
             _check_hashes()
             _check_index()
             _check_wire()

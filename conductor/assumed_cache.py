@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
 from cache_index import ApproximateResidency, CacheIndex, Holder
+from cache_index.approximate import LastUsed
 from conductor.cluster import EngineFacts
 from conductor.explanation import PlacementRecord
 from conductor.placement import Usage
 from conductor.prefix_lookup import hashes_of, namespace_of
 
 
-@dataclass(frozen=True, slots=True)
-class _Assumption:
+class _Assumption(msgspec.Struct, frozen=True, gc=False):
     holder: Holder
     block_size: int
-    last_used: NDArray[np.int64]  # by which run, of the leading blocks that were assumed before the placement
+    last_used: LastUsed  # of the leading blocks that were assumed before the placement
 
 
 class AssumedCache:
@@ -64,4 +61,4 @@ class AssumedCache:
         cached_blocks = usage.cached_tokens // assumption.block_size
         # A fully cached prompt recomputes its last block, so one block fewer is no contradiction.
         if cached_blocks < len(assumption.last_used) - 1:
-            self._residency.evicted(assumption.holder, int(assumption.last_used[cached_blocks]))
+            self._residency.evicted(assumption.holder, assumption.last_used[cached_blocks])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from cache_index import Tier
 from conductor.cluster import Cluster, InstanceState
 from conductor.costs import Calibration, InstanceClass
-from conductor.costs import kernels as k
 from conductor.explanation import PlacementRecord
 from conductor.prefix_lookup import PrefixLookup
 from conductor.rank import PendingPrefill, RankState
@@ -49,35 +47,36 @@ class Books:
         """Book the work and the transfers of a placement, so that the next decision sees them."""
         placement, request, candidates = record.placement, record.request, record.candidates
         assert candidates is not None
-        placement_id, plan, prefill_s = placement.placement_id, placement.plan, placement.plan.prefill_s
+        placement_id, plan, cluster = placement.placement_id, placement.plan, self._cluster
+        prompt_tokens, output_tokens, prefill_s = request.prompt_tokens, record.output_tokens, plan.prefill_s
         rank, decode = record.prefill, record.decode
         whole = decode is rank
         # Its end shows when the first token streams or when it hands off.
         observed = request.streamed or placement.disaggregated
         rank.add_prefill(
-            placement_id, PendingPrefill(prefill_s, request.prompt_tokens - plan.tokens, observed), now_s
+            placement_id, PendingPrefill(prefill_s, prompt_tokens - plan.tokens, observed), now_s
         )
-        decode.add_decode(placement_id, request.prompt_tokens + record.output_tokens // 2)
-        objective_s = candidates.tbt_objective_s
+        decode.decodes[placement_id] = context_tokens = prompt_tokens + output_tokens // 2
+        decode.context_tokens += context_tokens
         decode.exposure.placed(
             placement_id,
             prefill_s if whole else 0.0,
-            record.output_tokens,
-            objective_s,
-            long=k.is_long(candidates.seconds.item(k.STEP_S, record.choice.prefill), objective_s),
+            output_tokens,
+            candidates.tbt_objective_s,
+            record.long_steps,
         )
         rank.placements += 1
         if not whole:
             decode.placements += 1
-            self._cluster.write(rank)
-        self._cluster.settle(decode, self._tbt_share, now_s)
+            cluster.write(rank)
+        cluster.settle(decode, self._tbt_share, now_s)
         if not whole:
-            self._cluster.store(rank, request.prompt_tokens - placement.overlap_tokens, now_s)
-        held = candidates.held.item(record.choice.decode, Tier.DEVICE)
-        self._cluster.store(decode, request.prompt_tokens - held + record.output_tokens, now_s)
+            cluster.store(rank, prompt_tokens - placement.overlap_tokens, now_s)
+        cluster.store(decode, prompt_tokens - record.held_by_decode + output_tokens, now_s)
         if record.peer is not None:
             self.transfer(record, record.peer, rank)
-        self._cluster.load(rank, placement.plan, now_s)
+        if plan.fetch_s > 0.0:
+            cluster.load(rank, plan, now_s)
         if record.cache_group is not None:
             self._lookup.prefill_begins(placement_id, request, record.cache_group, rank.holder)
 
@@ -120,13 +119,16 @@ class Books:
 
     def begin_decode(self, record: PlacementRecord, now_s: float) -> None:
         """The first token of the answer is out."""
-        record.decode.exposure.began(record.placement.placement_id, record.decode.queue_s(now_s), now_s)
-        self._cluster.expose(record.decode, self._tbt_share, now_s)
+        rank = record.decode
+        rank.exposure.began(
+            record.placement.placement_id, rank.queue_s(now_s) if rank.prefills else 0.0, now_s
+        )
+        self._cluster.expose(rank, self._tbt_share, now_s)
 
     def end_decode(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
         """Release what the decode took; its pace teaches the calibration if ``learn``."""
         placement_id, rank = record.placement.placement_id, record.decode
-        borne_s = rank.exposure.ended(placement_id, rank.queue_s(now_s))
+        borne_s = rank.exposure.ended(placement_id, rank.queue_s(now_s) if rank.prefills else 0.0)
         if learn:
             self._learn_decode(record, now_s, borne_s)
         rank.end_decode(placement_id)

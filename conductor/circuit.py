@@ -40,8 +40,8 @@ class Circuit:
     _counts: deque[list[int]] = field(default_factory=deque)  # bucket, requests, failures of them
 
     def count(self, now_s: float, window_s: float, *, failed: bool) -> None:
-        number = int(now_s * _BUCKETS / window_s)
         counts = self._counts
+        number = int(now_s * _BUCKETS / window_s)
         if not counts or counts[-1][0] < number:
             counts.append([number, 0, 0])
             while counts[0][0] <= number - _BUCKETS:

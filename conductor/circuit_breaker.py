@@ -25,15 +25,22 @@ class CircuitBreaker:
     def placed(self, record: PlacementRecord) -> None:
         """A placement was made: where an instance may be tried, this is the request that does."""
         placement = record.placement
-        self._try(placement.prefill.instance_id, placement.placement_id)
-        if placement.disaggregated:
-            self._try(placement.decode.instance_id, placement.placement_id)
+        instance = self._cluster.get(placement.prefill.instance_id)
+        if instance is not None and instance.health is Health.PROBING:
+            self._try(instance, placement.placement_id)
+        if record.decode is not record.prefill:
+            instance = self._cluster.get(placement.decode.instance_id)
+            if instance is not None and instance.health is Health.PROBING:
+                self._try(instance, placement.placement_id)
 
     def succeeded(self, instance_id: str, placement_id: str, now_s: float) -> None:
         """The instance has answered its part of a request."""
         instance = self._cluster.get(instance_id)
-        if instance is None:
-            return
+        if instance is not None:
+            self.answered(instance, placement_id, now_s)
+
+    def answered(self, instance: InstanceState, placement_id: str, now_s: float) -> None:
+        """As `succeeded`."""
         circuit = instance.circuit
         circuit.count(now_s, self.policy.window_s, failed=False)
         if instance.health is Health.UP:
@@ -62,20 +69,19 @@ class CircuitBreaker:
 
     def ended(self, placement_id: str) -> None:
         """A placement is over: where it should have tried an instance and told nothing of it, another one may."""
+        if not self._probes:
+            return
         for instance in self._probes.pop(placement_id, ()):
             if instance.circuit.probe == placement_id:
                 instance.circuit.probe = None
                 if instance.health is Health.SUSPENDED:
                     self._cluster.set_health(instance, Health.PROBING, MAY_TRY)
 
-    def _try(self, instance_id: str, placement_id: str) -> None:
-        instance = self._cluster.get(instance_id)
-        if instance is not None and instance.health is Health.PROBING:
-            instance.circuit.probe = placement_id
-            self._probes.setdefault(placement_id, []).append(instance)
-            instance.circuit.suspended_until_s = inf
-            reason = "one request tries whether it works again"
-            self._cluster.set_health(instance, Health.SUSPENDED, reason)
+    def _try(self, instance: InstanceState, placement_id: str) -> None:
+        instance.circuit.probe = placement_id
+        self._probes.setdefault(placement_id, []).append(instance)
+        instance.circuit.suspended_until_s = inf
+        self._cluster.set_health(instance, Health.SUSPENDED, "one request tries whether it works again")
 
     def _too_many(self, circuit: Circuit) -> str | None:
         policy = self.policy

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 from cache_index import Holder
@@ -212,7 +212,7 @@ class Cluster:
     def write(self, rank: RankState) -> None:
         """To be called after every change of a rank's books."""
         if rank.row != NO_ROW:
-            rank.write(self.tables.loads)
+            rank.write(self.tables.load_words)
 
     def expose(self, rank: RankState, tbt_share: float, now_s: float) -> None:
         """To be called, after `write`, when a request of a rank that decodes was placed, has begun or has ended."""
@@ -223,7 +223,7 @@ class Cluster:
         """`write` and `expose`."""
         if rank.row != NO_ROW:
             tables = self.tables
-            rank.write(tables.loads)
+            rank.write(tables.load_words)
             rank.exposure.write(tables, rank.row, tbt_share, now_s)
 
     def store(self, rank: RankState, tokens: int, now_s: float) -> None:
@@ -242,7 +242,7 @@ class Cluster:
     def check(self, rank: RankState) -> None:
         """Assert that the load table has what the books say; for tests."""
         expected = self.tables.loads.copy()
-        rank.write(expected)
+        rank.write(cast("memoryview[float]", expected.reshape(-1).data))
         assert (self.tables.loads == expected).all(), f"the row of {rank.holder} is stale"
 
     def place_elsewhere(self, placed: Mapping[Holder, PlacedElsewhere]) -> None:

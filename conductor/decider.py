@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,14 +23,17 @@ from conductor.placement import (
     Placement,
     PlacementError,
     PlacementRequest,
+    PlanSegment,
     PrefixPlan,
     TooLongError,
     UnknownModelError,
 )
 from conductor.policies import Policy
-from conductor.policies.candidates import NO_PEER, Candidates, Flags
+from conductor.policies.candidates import NO_PEER, Candidates, Choice, Flags
+from conductor.policies.slo import Slo
+from conductor.policies.slo_search import Found
 from conductor.prefix_lookup import PrefixLookup
-from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
+from conductor.prefix_plan import hand_off_s, plan_of
 from conductor.roster import Roster, make_roster
 
 # What is left of the TTFT objective of a request that was held too long.
@@ -89,21 +93,56 @@ class Decider:
         """Raises UnknownModelError when no instance serves the model, NoInstanceError when none can take it now,
         TooLongError when none ever can.
         """
-        model = self._model_of(request)
+        model = self.aliases.get(request.model, request.model)
         roster = self._roster(request, model, now_s)
-        candidates = self._estimate(request, roster, now_s)
-        choice = policy.choose(candidates)
+        beginning = request.beginning()
+        if type(policy) is Slo and request.prefill_on is None and len(roster.cache_groups) < 2:
+            output_tokens, ttft_s, tbt_s = self._wanted(request, beginning, now_s)
+            candidates, found = self._estimator.search(
+                request,
+                roster,
+                self._lookup,
+                now_s,
+                output_tokens=output_tokens,
+                ttft_objective_s=ttft_s,
+                tbt_objective_s=tbt_s,
+                decode_prefill_tokens=policy.decode_prefill_tokens,
+            )
+            choice = Choice(found[0], found[1], found[2]) if found[0] >= 0 else None
+        else:
+            candidates = self._estimate(request, roster, beginning, now_s)
+            choice = policy.choose(candidates)
+            if choice is not None:
+                found = _found(candidates, choice)
         if choice is None:
             error = _why_none(model, candidates)
             self._estimator.recycle(candidates)
             raise error
-        prefill, decode = roster.ranks[choice.prefill], roster.ranks[choice.decode]
-        plan = plan_of(candidates, choice)
-        moving_s = 0.0
-        if decode is not prefill:
-            moving_s = hand_off_s(candidates, choice.prefill, choice.decode)
-        seconds = candidates.seconds
-        group = roster.group_of.item(choice.prefill)
+        (
+            prefill_at,
+            decode_at,
+            peer_at,
+            group,
+            tokens,
+            local,
+            held,
+            held_by_decode,
+            prefill_factor,
+            fetch_s,
+            prefill_s,
+            queue_s,
+            moving_s,
+            wait_s,
+            tbt_s,
+            step_s,
+        ) = found
+        prefill, decode = roster.ranks[prefill_at], roster.ranks[decode_at]
+        if tokens == local == held:  # nothing to load or to fetch
+            on_device = (PlanSegment(0, local, prefill.holder, Tier.DEVICE),) if local else ()
+            plan = PrefixPlan(tokens, on_device, fetch_s, prefill_s)
+        else:
+            plan = plan_of(candidates, choice)
+            prefill_s = plan.prefill_s
         # By position: by name a struct takes five times as long to make.
         placement = Placement(
             placement_id,
@@ -111,10 +150,10 @@ class Decider:
             model,
             prefill.target,
             decode.target,
-            candidates.held.item(choice.prefill, Tier.DEVICE),
+            held,
             plan,
-            predicted_ttft_s(candidates, choice, plan, moving_s),
-            seconds.item(k.TBT_S, choice.decode),
+            queue_s + prefill_s + (wait_s if wait_s > moving_s else moving_s),
+            tbt_s,
             candidates.output_tokens,
         )
         return PlacementRecord(
@@ -124,15 +163,18 @@ class Decider:
             candidates,
             choice,
             now_s,
-            seconds.item(k.QUEUE_S, choice.prefill),
+            queue_s,
             moving_s,
             candidates.output_tokens,
-            candidates.tables.classes.item(roster.class_ids.item(choice.prefill), PREFILL_SCALE),
+            beginning,
+            prefill_factor,
+            k.is_long(step_s, candidates.tbt_objective_s),
+            held_by_decode,
             len(decode.decodes),
             prefill,
             decode,
             roster.cache_groups[group] if group >= 0 else None,
-            roster.ranks[choice.peer] if choice.peer != NO_PEER else None,
+            roster.ranks[peer_at] if peer_at != NO_PEER else None,
             now_s - request.arrived_s if request.arrived_s is not None else 0.0,
         )
 
@@ -151,19 +193,31 @@ class Decider:
         plan = PrefixPlan(tokens=0, segments=(), fetch_s=0.0, prefill_s=0.0)
         return Placement("", request.request_id, model, target, target, 0, plan, 0.0, 0.0)
 
-    def _estimate(self, request: PlacementRequest, roster: Roster, now_s: float) -> Estimates:
-        objectives = self.objectives_of(request)
-        ttft_s = objectives.ttft_s
+    def _wanted(
+        self, request: PlacementRequest, beginning: int | None, now_s: float
+    ) -> tuple[int, float, float]:
+        """The answer's length as predicted, and what is left of the objectives for TTFT and TBT."""
+        ttft_s = request.ttft_objective_s or self.objectives.ttft_s
         if request.arrived_s is not None:
             ttft_s -= now_s - request.arrived_s
+        return (
+            self._gate.output_tokens(request, beginning),
+            ttft_s if ttft_s > _LEAST_OBJECTIVE_S else _LEAST_OBJECTIVE_S,
+            request.tbt_objective_s or self.objectives.tbt_s,
+        )
+
+    def _estimate(
+        self, request: PlacementRequest, roster: Roster, beginning: int | None, now_s: float
+    ) -> Estimates:
+        output_tokens, ttft_s, tbt_s = self._wanted(request, beginning, now_s)
         estimates = self._estimator.estimate(
             request,
             roster,
             self._lookup,
             now_s,
-            output_tokens=self._gate.output_tokens(request),
-            ttft_objective_s=ttft_s if ttft_s > _LEAST_OBJECTIVE_S else _LEAST_OBJECTIVE_S,
-            tbt_objective_s=objectives.tbt_s,
+            output_tokens=output_tokens,
+            ttft_objective_s=ttft_s,
+            tbt_objective_s=tbt_s,
         )
         if request.prefill_on is None:
             return estimates
@@ -202,7 +256,7 @@ class Decider:
             return chunk
         model = self._model_of(chunk[0][1])
         try:
-            batch = [self._estimate(r, self._roster(r, model, now_s), now_s) for _, r in chunk]
+            batch = [self._estimate(r, self._roster(r, model, now_s), r.beginning(), now_s) for _, r in chunk]
         except PlacementError:
             return chunk  # `place` says it again, request by request
         assignment = assign(batch)
@@ -249,6 +303,31 @@ class Decider:
             waiting = ", ".join(i.instance_id for i in self._cluster) or "none"
             return NoInstanceError(f"no instance is up, so no model is served (configured: {waiting})")
         return UnknownModelError(f"the model {model!r} is not served here; served: {', '.join(served)}")
+
+
+_NO_PLAN: Final = (-1, 0)  # it is not that of the rank
+
+
+def _found(c: Estimates, choice: Choice) -> Found:
+    """What the compiled search tells of its own choice; the plan is to be made by `plan_of`."""
+    i, j, seconds, roster = choice.prefill, choice.decode, c.seconds, c.roster
+    return (
+        i,
+        j,
+        choice.peer,
+        roster.group_of.item(i),
+        *_NO_PLAN,
+        c.held.item(i, Tier.DEVICE),
+        c.held.item(j, Tier.DEVICE),
+        c.tables.classes.item(roster.class_ids.item(i), PREFILL_SCALE),
+        seconds.item(k.FETCH_S, i),
+        seconds.item(k.PREFILL_S, i),
+        seconds.item(k.QUEUE_S, i),
+        hand_off_s(c, i, j),
+        seconds.item(k.WAIT_S, j),
+        seconds.item(k.TBT_S, j),
+        seconds.item(k.STEP_S, i),
+    )
 
 
 def _why_none(model: str, candidates: Candidates) -> PlacementError:

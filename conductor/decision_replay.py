@@ -131,13 +131,13 @@ class _RecordedGate(Gate):
     def answer_from(self, frame: j.Frame) -> None:
         self._answers, self._next = frame.answers, 0
 
-    def output_tokens(self, request: PlacementRequest) -> int:
+    def output_tokens(self, request: PlacementRequest, beginning: int | None) -> int:
         if self._next >= len(self._answers):
             raise ReplayError("the scheduler asks for more answer lengths than were recorded")
         self._next += 1
         return self._answers[self._next - 1]
 
-    def observe(self, request: PlacementRequest, output_tokens: int) -> None:
+    def observe(self, request: PlacementRequest, beginning: int | None, output_tokens: int) -> None:
         pass
 
 

@@ -17,6 +17,7 @@ from conductor.costs import tables as t
 from conductor.costs.held import WRITE_HELD, write_held
 from conductor.placement import PlacementRequest
 from conductor.policies.candidates import Candidates, Flags, Tokens
+from conductor.policies.slo_search import NO_LEVELS, Found, Grounds, block_words, search_kernel, views_of
 from conductor.prefix_lookup import PrefixLookup
 from conductor.rank import RankState
 from conductor.roster import Roster
@@ -24,7 +25,7 @@ from conductor.roster import Roster
 
 @dataclass(slots=True)  # never changed; a frozen one takes four times as long to make
 class Estimates(Candidates):
-    """`Candidates` over a roster. What is seldom asked for is made when it is asked for.
+    """`Candidates` over a roster. What is seldom asked for is made when it is asked for, views of ``block`` too.
 
     Fields that replace properties of the protocol say ``field()``, or dataclass would take those for defaults.
     """
@@ -33,14 +34,18 @@ class Estimates(Candidates):
     roster: Roster
     tables: ClusterTables
     links: Floats = field()
-    held: Tokens  # [rank, tier]
-    seconds: Floats = field()
-    plans: Ints = field()
+    block: Floats
     now_s: float = field()
     output_tokens: int = field()
     ttft_objective_s: float = field()
     tbt_objective_s: float = field()
     roles: Ints = field()
+    _views: tuple[Floats, Ints, Tokens] | None = None
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return len(self.roster.ranks)
 
     def with_roles(self, roles: Ints) -> Estimates:
         return replace(self, roles=roles)
@@ -111,6 +116,27 @@ class Estimates(Candidates):
         return self.roster.kv_capacity_tokens
 
     # ---- the estimates ----
+
+    @property
+    def views(self) -> tuple[Floats, Ints, Tokens]:
+        """Seconds, plans and held tokens."""
+        views = self._views
+        if views is None:
+            views = self._views = views_of(self.block, len(self.roster.ranks))
+        return views
+
+    @property
+    def seconds(self) -> Floats:
+        return self.views[0]
+
+    @property
+    def plans(self) -> Ints:
+        return self.views[1]
+
+    @property
+    def held(self) -> Tokens:
+        """[rank, tier]"""
+        return self.views[2]
 
     @property
     def local_tokens(self) -> Tokens:
@@ -239,15 +265,22 @@ _SIGNATURE: Final = (
 )
 
 
+_MOST_GROUNDS: Final = 64
+_SMALL_WORDS: Final = 512
+
+
 class Estimator:
     """Makes `Estimates`. Their arrays come from a pool: see `recycle`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._links = cluster.topology.link_table()
-        self._pool: dict[int, list[tuple[Tokens, Floats, Ints]]] = {}
+        self._pool: list[Floats] = []
+        self._pool_size = self._words = 0  # ranks, and what their estimates take
         self._kernel = compiled(k.estimate, *_SIGNATURE)
         self._write_held = compiled(write_held, *WRITE_HELD)
+        self._search = search_kernel()
+        self._grounds: dict[int, Grounds] = {}  # by the identity of rosters, which they keep
 
     def estimate(
         self,
@@ -262,7 +295,20 @@ class Estimator:
     ) -> Estimates:
         """What placing ``request`` now would cost on every rank of ``roster``."""
         n = request.prompt_tokens
-        held, seconds, plans = self._arrays(len(roster.ranks))
+        tables = self._cluster.tables
+        estimates = Estimates(
+            request,
+            roster,
+            tables,
+            self._links,
+            self._block(len(roster.ranks)),
+            now_s,
+            output_tokens,
+            ttft_objective_s,
+            tbt_objective_s,
+            roster.roles,
+        )
+        seconds, plans, held = estimates.views
         held.fill(0)
         for group in roster.cache_groups:
             levels = lookup.levels(request, group)
@@ -271,7 +317,6 @@ class Estimator:
                 block_size = group.namespace.block_size
                 usable = (n - 1) // block_size * block_size
                 self._write_held(levels, group.holder_ids, group.members, block_size, usable, held)
-        tables = self._cluster.tables
         self._kernel(
             roster.rows,
             tables.loads,
@@ -288,41 +333,73 @@ class Estimator:
             seconds,
             plans,
         )
-        return Estimates(
+        return estimates
+
+    def search(
+        self,
+        request: PlacementRequest,
+        roster: Roster,
+        lookup: PrefixLookup,
+        now_s: float,
+        *,
+        output_tokens: int,
+        ttft_objective_s: float,
+        tbt_objective_s: float,
+        decode_prefill_tokens: int,
+    ) -> tuple[Estimates, Found]:
+        """`estimate` for a roster of at most one cache group, and what `slo` chooses."""
+        tables = self._cluster.tables
+        grounds = self._grounds.get(id(roster))
+        if grounds is None or not grounds.still_stand(tables):
+            grounds = self._new_grounds(roster)
+        groups = roster.cache_groups
+        levels = lookup.levels(request, groups[0]) if groups else None
+        block = self._block(len(roster.ranks))
+        found = self._search(
+            grounds.address,
+            NO_LEVELS if levels is None else levels,
+            now_s,
+            request.prompt_tokens,
+            output_tokens,
+            ttft_objective_s,
+            tbt_objective_s,
+            decode_prefill_tokens,
+            block,
+        )
+        estimates = Estimates(
             request,
             roster,
             tables,
             self._links,
-            held,
-            seconds,
-            plans,
+            block,
             now_s,
             output_tokens,
             ttft_objective_s,
             tbt_objective_s,
             roster.roles,
         )
+        return estimates, found
 
     def recycle(self, estimates: Estimates) -> None:
-        """Nobody reads these estimates any more: their arrays may be written again.
+        """Nobody reads these estimates any more: their memory may be written again.
 
-        Fresh pages cost more than the estimates they are for.
+        Fresh pages cost more than the estimates they are for; but of a few ranks there are less than pages.
         """
-        arrays = (estimates.held, estimates.seconds, estimates.plans)
-        size = len(estimates.held)
-        if size in self._pool:
-            self._pool[size].append(arrays)
-        else:
-            self._pool[size] = [arrays]
+        if estimates.size == self._pool_size and self._words > _SMALL_WORDS:
+            self._pool.append(estimates.block)
 
-    def _arrays(self, size: int) -> tuple[Tokens, Floats, Ints]:
-        free = self._pool.get(size)
-        if free:
-            return free.pop()
-        # Rosters of other sizes are history; their arrays need not be kept.
-        self._pool = {size: []}
-        return (
-            np.empty((size, k.TIERS), np.int32),
-            np.empty((k.SECONDS_ROWS, size)),
-            np.empty((k.PLAN_ROWS, size), np.int64),
-        )
+    def _block(self, size: int) -> Floats:
+        if size == self._pool_size and self._pool:
+            return self._pool.pop()
+        return self._new_block(size)
+
+    def _new_block(self, size: int) -> Floats:
+        if size != self._pool_size:  # rosters of other sizes are history; their arrays need not be kept
+            self._pool, self._pool_size, self._words = [], size, block_words(size)
+        return np.empty(self._words)
+
+    def _new_grounds(self, roster: Roster) -> Grounds:
+        if len(self._grounds) >= _MOST_GROUNDS:  # of rosters that are history
+            self._grounds.clear()
+        grounds = self._grounds[id(roster)] = Grounds(roster, self._cluster.tables, self._links)
+        return grounds

@@ -2,8 +2,8 @@
 
 An engine works off its prefills in order: a prompt placed behind another one that shares its beginning finds it
 cached when its turn comes. Engines report blocks only once they are computed, so until then the expectation is kept
-here, every eighth block of each prompt: a sequence hash stands for everything before it. Most of these marks nobody
-asks for, so they are indexed when somebody comes whose prompt begins alike.
+here, every eighth block of each prompt: a sequence hash stands for everything before it. Of these marks nobody asks
+for most. Somebody whose prompt begins alike is compared with each of a few prompts; those of a crowd are indexed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import CacheIndex, Holder, Namespace, Tier
-from conductor.costs.held import raise_levels
+from cache_index.kernel_set import compiled
+from conductor.costs.held import RAISE_BY_PROMPT, raise_by_prompt, raise_levels
 from conductor.placement import Hashes
 
 STRIDE = 8
+FEW = 8  # prompts that begin alike
 
 
 class _Expectation(msgspec.Struct, frozen=True, gc=False):
     holder: Holder
+    row: int  # of the holder in the index
     namespace: Namespace
     hashes: Hashes
     first: int  # of the marks, as the index keys it
@@ -46,15 +49,17 @@ class ExpectedCache:
         self._rows = np.zeros(16, np.int64)  # of the marks' index -> of the real one
         self._open: dict[str, _Expectation] = {}
         self._alike: dict[int, _Alike] = {}  # by first mark
+        self._raise_by_prompt = compiled(raise_by_prompt, *RAISE_BY_PROMPT)
 
     def expect(self, placement_id: str, holder: Holder, namespace: Namespace, hashes: Hashes) -> None:
         """``holder`` is about to compute a prompt."""
         if len(hashes) < STRIDE:
             return
-        if self._index.holder_id(holder) is None:
-            self._index.register(holder)  # or matches would have no row for it
+        row = self._index.holder_id(holder)
+        if row is None:
+            row = self._index.register(holder)  # or matches would have no row for it
         first = hashes.item(STRIDE - 1) ^ namespace.domain
-        expectation = _Expectation(holder, namespace, hashes, first)
+        expectation = _Expectation(holder, row, namespace, hashes, first)
         alike = self._alike.get(first)
         if alike is None:
             alike = self._alike[first] = _Alike()
@@ -91,16 +96,21 @@ class ExpectedCache:
         alike = self._alike.get(hashes.item(STRIDE - 1) ^ namespace.domain)
         if alike is None:
             return
-        for expectation in alike.unmarked.values():
-            self._mark(expectation)
-        alike.unmarked.clear()
-        expected = self._marks.match(namespace, hashes[STRIDE - 1 :: STRIDE])
-        raise_levels(levels, expected, self._rows, STRIDE)
+        unmarked = alike.unmarked
+        if alike.open > FEW:
+            for expectation in unmarked.values():
+                self._mark(expectation)
+            unmarked.clear()
+        for expectation in unmarked.values():
+            self._raise_by_prompt(levels, expectation.row, hashes, expectation.hashes, STRIDE)
+        if alike.open > len(unmarked):
+            expected = self._marks.match(namespace, hashes[STRIDE - 1 :: STRIDE])
+            raise_levels(levels, expected, self._rows, STRIDE)
 
     def _mark(self, expectation: _Expectation) -> None:
         holder = expectation.holder
         row = self._marks.register(holder)
         if row >= len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros(row + 1, np.int64)])
-        self._rows[row] = self._index.register(holder)
+        self._rows[row] = expectation.row
         self._marks.store(holder, Tier.DEVICE, expectation.namespace, expectation.marks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -33,7 +33,10 @@ class PlacementRecord(msgspec.Struct, gc=False):
     queue_s: float
     hand_off_s: float
     output_tokens: int  # predicted
+    beginning: int | None  # of the prompt
     prefill_factor: float  # the learned one that the prefill was predicted with
+    long_steps: bool  # those that carry the prefill may last longer than the TBT objective
+    held_by_decode: int  # of the prompt, on the decode rank's device, in tokens
     decoding: int  # requests that were on the decode rank before this one
     prefill: RankState
     decode: RankState
@@ -85,32 +88,39 @@ class RecordLog:
         self._tokens = 0
         self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
 
-    def add(self, record: PlacementRecord) -> list[Estimates]:
+    def add(self, record: PlacementRecord) -> Sequence[Estimates]:
         """Returns the candidates of the records that left: its own if none are kept."""
         assert record.candidates is not None
         if not self._capacity:
             candidates, record.candidates = record.candidates, None
-            return [candidates]
+            return (candidates,)
         records = self._records
         records[record.placement.placement_id] = record
-        self._candidates += len(record.candidates.held)
+        self._candidates += record.candidates.size
         self._tokens += len(record.request.tokens)
+        if (
+            len(records) <= self._capacity
+            and self._candidates <= self.MAX_CANDIDATES
+            and self._tokens <= self.MAX_TOKENS
+        ):
+            return ()
+        return self._drop()
+
+    def _drop(self) -> list[Estimates]:
+        records = self._records
         left: list[Estimates] = []
-        while self._is_over_full() and len(records) > 1:
+        while len(records) > 1 and (
+            len(records) > self._capacity
+            or self._candidates > self.MAX_CANDIDATES
+            or self._tokens > self.MAX_TOKENS
+        ):
             _, oldest = records.popitem(last=False)
             assert oldest.candidates is not None
-            self._candidates -= len(oldest.candidates.held)
+            self._candidates -= oldest.candidates.size
             self._tokens -= len(oldest.request.tokens)
             left.append(oldest.candidates)
             oldest.candidates = None
         return left
-
-    def _is_over_full(self) -> bool:
-        return (
-            len(self._records) > self._capacity
-            or self._candidates > self.MAX_CANDIDATES
-            or self._tokens > self.MAX_TOKENS
-        )
 
     def get(self, placement_id: str) -> PlacementRecord | None:
         return self._records.get(placement_id)

@@ -86,16 +86,19 @@ class Outcomes:
 
     def placed(self, record: PlacementRecord, under_way: int) -> None:
         """A placement was made; ``under_way`` counts it."""
-        tally, placement, request = self._now(record.placed_s), record.placement, record.request
+        now_s = record.placed_s
+        tally = self._latest if now_s < self._until_s else self._now(now_s)
+        plan, tokens = record.placement.plan, record.placement.plan.tokens
         tally.placed += 1
         tally.under_way += under_way
-        tally.disaggregated += placement.disaggregated
+        tally.disaggregated += record.placement.disaggregated
         tally.prefills_skipped += record.skips_prefill
         tally.held_s += record.held_s
-        tally.prefill_s += placement.plan.prefill_s
-        tally.prompt_tokens += request.prompt_tokens
-        tally.reused_tokens += placement.plan.tokens
-        tally.reusing += placement.plan.tokens > 0
+        tally.prefill_s += plan.prefill_s
+        tally.prompt_tokens += record.request.prompt_tokens
+        if tokens > 0:
+            tally.reused_tokens += tokens
+            tally.reusing += 1
 
     def refused(self, now_s: float) -> None:
         """A request could not be placed."""

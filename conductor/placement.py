@@ -100,8 +100,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
 
         Prompts that begin alike share more, and get answers alike. Stable from one process to the next.
         """
-        if len(self.tokens):
-            return zlib.crc32(self.tokens[:BEGINNING_TOKENS].tobytes())
+        tokens = self.tokens
+        if len(tokens):
+            return zlib.crc32(tokens[:BEGINNING_TOKENS].tobytes())  # quicker than a view
         hashes, block_size = self.hashes, self.hashes_block_size
         if hashes is not None and block_size and (held := len(hashes)):
             blocks = BEGINNING_TOKENS // block_size or 1

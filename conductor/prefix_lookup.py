@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_index import CacheIndex, Holder, Namespace, PromptMatcher, sequence_hashes
-from conductor.expected_cache import ExpectedCache
+from conductor.expected_cache import STRIDE, ExpectedCache
 from conductor.placement import Hashes, PlacementRequest
 from conductor.roster import CacheGroup
 from conductor.shared_pools import SharedPool, SharedPools
 
 Levels = NDArray[np.int32]
 
-_latest: tuple[PlacementRequest | None, dict[int, Hashes]] = (None, {})  # asked for several times a placement
+# The latest request's, for they are asked for several times a placement, by block size.
+_latest: tuple[PlacementRequest | None, dict[int, Hashes]] = (None, {})
 
 
 def hashes_of(request: PlacementRequest, block_size: int) -> Hashes | None:
@@ -25,20 +26,26 @@ def hashes_of(request: PlacementRequest, block_size: int) -> Hashes | None:
 
     Those of one request are computed once per block size, as long as no other is asked for.
     """
-    global _latest
+    latest, by_block_size = _latest
+    if latest is request:
+        hashes = by_block_size.get(block_size)
+        if hashes is not None:
+            return hashes
     if request.hashes is not None:
         return request.hashes if request.hashes_block_size == block_size else None
     if not len(request.tokens):
         return None
-    known, by_block_size = _latest
-    if known is not request:
-        by_block_size = {}
-        _latest = request, by_block_size
-    hashes = by_block_size.get(block_size)
-    if hashes is None:
-        hashes = sequence_hashes(request.tokens, block_size, cache_salt=request.cache_salt)
-        by_block_size[block_size] = hashes
+    hashes = sequence_hashes(request.tokens, block_size, cache_salt=request.cache_salt)
+    _remember(request, block_size, hashes)
     return hashes
+
+
+def _remember(request: PlacementRequest, block_size: int, hashes: Hashes) -> None:
+    global _latest
+    if _latest[0] is request:
+        _latest[1][block_size] = hashes
+    else:
+        _latest = request, {block_size: hashes}
 
 
 class PrefixLookup(Protocol):
@@ -74,19 +81,30 @@ class IndexLookup:
         self._expected = ExpectedCache(index)
 
     def levels(self, request: PlacementRequest, group: CacheGroup) -> Levels | None:
-        hashes = hashes_of(request, group.namespace.block_size)
-        if hashes is None:
-            return None
-        namespace = namespace_of(request, group)
-        levels = self._matcher.match(namespace, request.tokens, cache_salt=request.cache_salt, hashes=hashes)
+        namespace = group.namespace
+        if request.cache_tenant != namespace.tenant:
+            namespace = namespace_of(request, group)
+        tokens = request.tokens
+        if request.hashes is not None or not len(tokens) or _latest[0] is request:
+            known = hashes_of(request, namespace.block_size)
+            if known is None:
+                return None
+            hashes = known
+            levels = self._matcher.match(namespace, tokens, cache_salt=request.cache_salt, hashes=hashes)
+        else:
+            hashes, levels = self._matcher.match_tokens(namespace, tokens, cache_salt=request.cache_salt)
+            _remember(request, namespace.block_size, hashes)
         if self._pools is not None:
             self._pools.raise_levels(levels)
-        self._expected.raise_levels(levels, namespace, hashes)
+        if len(hashes) >= STRIDE:
+            self._expected.raise_levels(levels, namespace, hashes)
         return levels
 
     def prefill_begins(
         self, placement_id: str, request: PlacementRequest, group: CacheGroup, holder: Holder
     ) -> None:
+        if request.hashes is None and len(request.tokens) < STRIDE * group.namespace.block_size:
+            return  # nothing is expected of so few blocks
         hashes = hashes_of(request, group.namespace.block_size)
         if hashes is not None:
             self._expected.expect(placement_id, holder, namespace_of(request, group), hashes)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from cache_index import Holder
-from conductor.costs import Exposure, Floats
+from conductor.costs import Exposure
 from conductor.costs import tables as t
 from conductor.placement import Target
 
@@ -95,8 +95,9 @@ class RankState:
 
     def _forget_ended(self, now_s: float) -> None:
         """Drop leading prefills that nobody will see the end of and that ended by prediction."""
-        while self.prefills:
-            placement_id, head = next(iter(self.prefills.items()))
+        prefills = self.prefills
+        while prefills:
+            placement_id, head = next(iter(prefills.items()))
             if head.observed or self.head_since_s + head.predicted_s > now_s:
                 return
             self.head_since_s += head.predicted_s
@@ -109,7 +110,8 @@ class RankState:
         self.pending_tokens -= dropped.tokens
 
     def add_prefill(self, placement_id: str, pending: PendingPrefill, now_s: float) -> None:
-        self._forget_ended(now_s)
+        if self.prefills:
+            self._forget_ended(now_s)
         if not self.prefills:
             self.head_since_s = now_s
         self.prefills[placement_id] = pending
@@ -122,9 +124,10 @@ class RankState:
         It is known for the head of the queue: since the one before it ended.
         """
         self._forget_ended(now_s)
-        if placement_id not in self.prefills:
+        prefills = self.prefills
+        if placement_id not in prefills:
             return None
-        was_head = next(iter(self.prefills)) == placement_id
+        was_head = next(iter(prefills)) == placement_id
         self._drop(placement_id)
         if not was_head:
             return None
@@ -138,8 +141,8 @@ class RankState:
     def end_decode(self, placement_id: str) -> None:
         self.context_tokens -= self.decodes.pop(placement_id, 0)
 
-    def write(self, loads: Floats) -> None:
-        """Write the books into this rank's row of the load table."""
+    def write(self, loads: memoryview[float]) -> None:
+        """Write the books into this rank's row of the load table (`ClusterTables.load_words`)."""
         head_s = rest_s = 0.0
         observed = False
         if self.prefills:
@@ -166,7 +169,7 @@ class RankState:
         )
 
     def _write_all(
-        self, loads: Floats, others: PlacedElsewhere, head_s: float, observed: bool, rest_s: float
+        self, loads: memoryview[float], others: PlacedElsewhere, head_s: float, observed: bool, rest_s: float
     ) -> None:
         """As `write`, with what others placed: behind the first prefill of ours, or running down by itself."""
         since_s = self.head_since_s

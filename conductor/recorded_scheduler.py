@@ -108,14 +108,14 @@ class _RecordingGate(Gate):
         self._gate = gate
         self._frame = frame
 
-    def output_tokens(self, request: PlacementRequest) -> int:
-        tokens = self._gate.output_tokens(request)
+    def output_tokens(self, request: PlacementRequest, beginning: int | None) -> int:
+        tokens = self._gate.output_tokens(request, beginning)
         if self._frame.is_open:
             self._frame.answers.append(tokens)
         return tokens
 
-    def observe(self, request: PlacementRequest, output_tokens: int) -> None:
-        self._gate.observe(request, output_tokens)
+    def observe(self, request: PlacementRequest, beginning: int | None, output_tokens: int) -> None:
+        self._gate.observe(request, beginning, output_tokens)
 
 
 def _held(levels: Levels, group: CacheGroup) -> Levels:

@@ -82,14 +82,16 @@ class Scheduler:
         RejectedError when admission turns it away.
         """
         self._placed += 1
+        placement_id = f"{self._id_prefix}{self._placed}"
         try:
-            record = self._decider.decide(request, self.policy, f"{self._id_prefix}{self._placed}", now_s)
-            self._admit(record)
+            record = self._decider.decide(request, self.policy, placement_id, now_s)
+            if self.gate.judges:
+                self._admit(record)
         except PlacementError:
             self.outcomes.refused(now_s)
             raise
         self._books.reserve(record, now_s)
-        self._active[record.placement.placement_id] = record
+        self._active[placement_id] = record
         for dropped in self.records.add(record):
             self._decider.recycle(dropped)
         self._circuits.placed(record)
@@ -150,21 +152,22 @@ class Scheduler:
         if record is None or record.first_token_s is not None:
             return
         record.first_token_s = now_s
-        self.gate.started(placement_id, now_s)
+        books, streamed = self._books, record.request.streamed
+        if self.gate.judges:
+            self.gate.started(placement_id, now_s)
         if record.transfer is not None:
-            self._books.end_transfer(record)
+            books.end_transfer(record)
         instance = self.cluster.get(record.placement.decode.instance_id)
         if instance is not None:
-            self._circuits.succeeded(instance.instance_id, placement_id, now_s)
-            learned = self._books.calibration(instance.instance_class)
-            raw_s = self._books.raw_step_s(record.decode, instance)
-            record.raw_step_at_first_token_s = raw_s
+            self._circuits.answered(instance, placement_id, now_s)
+            learned = books.calibration(instance.instance_class)
+            record.raw_step_at_first_token_s = raw_s = books.raw_step_s(record.decode, instance)
             record.step_at_first_token_s = learned.decode.factor * raw_s
-            if record.request.streamed:
+            if streamed:
                 learned.ttft.add(record.placement.predicted_ttft_s, now_s - record.placed_s)
         # An answer that is not streamed comes whole: its first byte says nothing about the prefill.
-        self._books.end_prefill(record, now_s, learn=record.request.streamed)
-        self._books.begin_decode(record, now_s)
+        books.end_prefill(record, now_s, learn=streamed)
+        books.begin_decode(record, now_s)
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
         """The answer was sent completely."""
@@ -400,17 +403,19 @@ class Scheduler:
         if record is None:
             return None
         record.usage = usage
+        request, books = record.request, self._books
         finished = outcome == "finished"
-        self.gate.ended(placement_id)
+        if self.gate.judges:
+            self.gate.ended(placement_id)
         if finished and usage is not None and usage.output_tokens:
-            self.gate.observe(record.request, usage.output_tokens)
+            self.gate.observe(request, record.beginning, usage.output_tokens)
         if record.first_token_s is None and record.prefill_finished_s is None:
-            self._books.end_prefill(record, now_s, learn=False)
+            books.end_prefill(record, now_s, learn=False)
         if record.transfer is not None:
-            self._books.end_transfer(record)
-        self._books.end_decode(record, now_s, learn=finished and record.request.streamed)
+            books.end_transfer(record)
+        books.end_decode(record, now_s, learn=finished and request.streamed)
         record.ended_s, record.outcome = now_s, outcome
-        objectives = self._decider.objectives_of(record.request)
+        objectives = self._decider.objectives_of(request)
         self.outcomes.ended(record, objectives.ttft_s, objectives.tbt_s)
         return record
 

@@ -10,10 +10,11 @@ from cache_index.kernels.eviction import drop_any, drop_leaves
 from cache_index.kernels.growth import migrate, refill, unused_from
 from cache_index.kernels.layout import *  # noqa: F403
 from cache_index.kernels.machine_words import ONE, ZERO, u64
-from cache_index.kernels.matching import match
+from cache_index.kernels.matching import match, match_tokens
 from cache_index.kernels.residencies import remove, remove_linked, resolve, store
 from cache_index.kernels.sweeping import sweep, sweep_copies, sweep_fanout, sweep_links
 from cache_index.kernels.views import (
+    common,
     count_by_depth,
     describe_node,
     held_run,
@@ -28,6 +29,7 @@ __all__ = [
     "ONE",
     "ZERO",
     "apply",
+    "common",
     "compile_all",
     "count_by_depth",
     "describe_node",
@@ -38,6 +40,7 @@ __all__ = [
     "held_run",
     "keys_of_slot",
     "match",
+    "match_tokens",
     "migrate",
     "nodes_by_depth",
     "refill",

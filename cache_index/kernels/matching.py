@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from cache_index.kernel_set import inlined, outlined
-from cache_index.kernels.compilation import IN_U64, OUT_I32, STATE, WORD, kernel
+from cache_index.kernels.compilation import IN_U32, IN_U64, INTEGER, OUT_I32, OUT_U64, STATE, WORD, kernel
 from cache_index.kernels.gaps import next_gap
 from cache_index.kernels.heat import cool_down, warm_up
 from cache_index.kernels.layout import CAREFUL, NODE_BYTES, NODES, PREFETCH_AHEAD, UNKNOWN
@@ -15,6 +15,7 @@ from cache_index.kernels.levels import change_set, start_set, write_survivors
 from cache_index.kernels.machine_words import ZERO, load64, words_at
 from cache_index.kernels.nodes import depth_of, entry_at, fits_at, set_of
 from cache_index.kernels.tables import prefetch_entry
+from cache_index.kernels.xxh3 import roll
 
 
 @inlined
@@ -114,13 +115,8 @@ def follow(state, hashes, domain, entry, alive, levels, spans):
     return position
 
 
-@kernel(STATE, IN_U64, WORD, OUT_I32, nogil=False)
-def match(address, hashes, domain, levels):
-    """Contiguous prefix in blocks per (holder row, tier level) into ``levels``, which must be zero.
-
-    Returns the number of blocks that some holder has. Keeps the GIL: waiting for it afterwards would take
-    longer than the kernel.
-    """
+@outlined
+def match_chain(address, hashes, domain, levels):
     state = words_at(address)
     total = hashes.shape[0]
     if total == 0:
@@ -143,3 +139,20 @@ def match(address, hashes, domain, levels):
     warm_up(state, entry_at(state, hashes, domain, position))
     cool_down(state)
     return depth
+
+
+@kernel(STATE, IN_U64, WORD, OUT_I32, nogil=False)
+def match(address, hashes, domain, levels):
+    """Contiguous prefix in blocks per (holder row, tier level) into ``levels``, which must be zero.
+
+    Returns the number of blocks that some holder has. Keeps the GIL: waiting for it afterwards would take
+    longer than the kernel.
+    """
+    return match_chain(address, hashes, domain, levels)
+
+
+@kernel(STATE, IN_U32, INTEGER, WORD, STATE, IN_U64, WORD, OUT_U64, OUT_I32, nogil=False)
+def match_tokens(address, tokens, block_size, seed, secrets, folds, domain, hashes, levels):
+    """`hash_chain` of a whole prompt into ``hashes``, then `match`; ``secrets`` is where they are."""
+    roll(tokens.ctypes.data, block_size, seed, secrets, ZERO, folds, hashes)
+    return match_chain(address, hashes, domain, levels)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from cache_index.kernel_set import inlined
-from cache_index.kernels.compilation import IN_I32, IN_U64, INTEGER, OUT_U64, STATE, WORD, kernel
+from cache_index.kernels.compilation import ANY_U64, IN_I32, IN_U64, INTEGER, OUT_U64, STATE, WORD, kernel
 from cache_index.kernels.holder_sets import bits_row, contains, members_of, record_of, small_row
 from cache_index.kernels.layout import (
     BIT_WORDS,
@@ -57,6 +57,22 @@ def held_run(address, slots, hashes, domain):
         if not held:
             return position
     return hashes.shape[0]
+
+
+@kernel(ANY_U64, ANY_U64, INTEGER, nogil=False)
+def common(run, chain, start):
+    """How many hashes ``run`` and ``chain[start:]`` have in common at their beginning; one that is equal stands for
+    all before it.
+    """
+    equal, differ = np.int64(0), min(len(run), len(chain) - start) + 1
+    middle = differ - 1  # often all of them
+    while equal + 1 < differ:
+        if run[middle - 1] == chain[start + middle - 1]:
+            equal = middle
+        else:
+            differ = middle
+        middle = (equal + differ) >> 1
+    return equal
 
 
 @inlined

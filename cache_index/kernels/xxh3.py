@@ -195,23 +195,18 @@ def hash_words(words, seed, secrets):
     return hash_bytes(words.ctypes.data, words.shape[0] * 4, seed, secrets.ctypes.data, lanes)
 
 
-@kernel(IN_U32, INTEGER, WORD, IN_U64, WORD, IN_U64, OUT_U64)
-def hash_chain(tokens, block_size, seed, secrets, parent, folds, hashes):
-    """Rolling hashes of consecutive blocks into ``hashes``.
-
-    ``parent`` is the hash before the first block (0: none); ``folds`` holds one word per block to be
-    folded into its local hash (0: nothing), or is empty.
-    """
+@inlined
+def roll(address, block_size, seed, secrets, parent, folds, hashes):
+    """Rolling hashes of the consecutive blocks at ``address``; ``secrets`` is where ``secrets_for(seed)`` are."""
     lanes = np.empty(8, np.uint64)
-    secret = secret_at(secrets.ctypes.data)
-    address = tokens.ctypes.data
+    secret = secret_at(secrets)
     length = block_size * 4
     previous = parent
     for block in range(hashes.shape[0]):
         if length == 64:
             local = hash_17_to_128(address, 64, seed, secret)
         else:
-            local = hash_bytes(address, length, seed, secrets.ctypes.data, lanes)
+            local = hash_bytes(address, length, seed, secrets, lanes)
         if block < folds.shape[0] and folds[block] != ZERO:
             local = hash_pair(local, folds[block], seed)
         if block > 0 or parent != ZERO:
@@ -219,3 +214,13 @@ def hash_chain(tokens, block_size, seed, secrets, parent, folds, hashes):
         hashes[block] = local
         previous = local
         address += length
+
+
+@kernel(IN_U32, INTEGER, WORD, IN_U64, WORD, IN_U64, OUT_U64)
+def hash_chain(tokens, block_size, seed, secrets, parent, folds, hashes):
+    """Rolling hashes of consecutive blocks into ``hashes``.
+
+    ``parent`` is the hash before the first block (0: none); ``folds`` holds one word per block to be
+    folded into its local hash (0: nothing), or is empty.
+    """
+    roll(tokens.ctypes.data, block_size, seed, secrets.ctypes.data, parent, folds, hashes)

@@ -37,34 +37,37 @@ class Gate:
         self.lengths = OutputLengths() if lengths is None else lengths
         self.rejections: dict[str, int] = {}  # by stage
         self._forecast = DecodeForecast()
-        self._judges = not isinstance(self.rule, AcceptAll)
+        self.judges = not isinstance(self.rule, AcceptAll)  # else nothing is forecast for it
         self._observed = 0
         self._remembered: dict[tuple[str, str, str, int | None], _Remembered] = {}
 
-    def output_tokens(self, request: PlacementRequest) -> int:
-        """The predicted length of the answer, at least 1 and at most what the request allows."""
-        beginning = request.beginning()
-        key = (request.model, request.tenant, request.route, beginning)
-        known = self._remembered.get(key)
-        if known is None or known.until < self._observed or request.max_output_tokens is not None:
-            if len(self._remembered) >= 4_096:
-                self._remembered.clear()
-            tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
-            known = _Remembered(tokens, self._observed + _SAME_FOR)
-            if request.max_output_tokens is None:
-                self._remembered[key] = known
-        return known.tokens
+    def output_tokens(self, request: PlacementRequest, beginning: int | None) -> int:
+        """The predicted length of the answer, at least 1 and at most what the request allows.
 
-    def observe(self, request: PlacementRequest, output_tokens: int) -> None:
+        ``beginning`` is the request's own, which takes a while to compute.
+        """
+        if request.max_output_tokens is None:
+            key = (request.model, request.tenant, request.route, beginning)
+            known = self._remembered.get(key)
+            if known is not None and known.until >= self._observed:
+                return known.tokens
+        if len(self._remembered) >= 4_096:
+            self._remembered.clear()
+        tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
+        if request.max_output_tokens is None:
+            self._remembered[key] = _Remembered(tokens, self._observed + _SAME_FOR)
+        return tokens
+
+    def observe(self, request: PlacementRequest, beginning: int | None, output_tokens: int) -> None:
         """A finished answer had this length."""
         self._observed += 1
-        self.lengths.observe(request, request.beginning(), output_tokens)
+        self.lengths.observe(request, beginning, output_tokens)
 
     def judge(
         self, candidates: Candidates, choice: Choice, ttft_s: float, tables: ClusterTables
     ) -> Rejection | None:
         """Before anything is reserved: None to serve it where the policy chose."""
-        if not self._judges:
+        if not self.judges:
             return None
         c = candidates
         positions = decode_positions(c)
@@ -90,7 +93,7 @@ class Gate:
         tables: ClusterTables,
     ) -> Rejection | None:
         """When the prefill of a pair has ended, before it hands off to the rank of that row."""
-        if not self._judges:
+        if not self.judges:
             return None
         rows: Rows = np.array([row], np.intp)
         prospect = Prospect(
@@ -116,7 +119,7 @@ class Gate:
         now_s: float,
     ) -> None:
         """A decode is on its way to the rank of that row."""
-        if self._judges:
+        if self.judges:
             start_s = now_s + ttft_s
             self._forecast.placed(
                 placement_id,
@@ -129,12 +132,12 @@ class Gate:
 
     def started(self, placement_id: str, now_s: float) -> None:
         """Its first token is out."""
-        if self._judges:
+        if self.judges:
             self._forecast.started(placement_id, now_s)
 
     def ended(self, placement_id: str) -> None:
         """It is over, one way or the other."""
-        if self._judges:
+        if self.judges:
             self._forecast.ended(placement_id)
 
     def count(self, rejection: Rejection | None) -> Rejection | None:

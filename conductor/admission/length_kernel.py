@@ -1,6 +1,7 @@
 """The bins of answer lengths, and the compiled arithmetic over their histograms (`OutputLengths`).
 
-A kind of request is a row of ``counts`` [row, bin] and of ``totals`` [row, TOTAL_COLUMNS]; -1 is no row.
+A kind of request is a row of ``counts`` [row, bin] and of ``totals`` [row, TOTAL_COLUMNS]; -1 is no row. What is
+called from Python takes the addresses of the two tables.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from cache_index.kernel_cache import cache_directory, cached_njit
-from conductor.costs import Floats
+from conductor.costs import Floats, addresses
+from conductor.costs.addresses import counts_at, floats_at
 
-_DIRECTORY = cache_directory(Path(__file__))
+_DIRECTORY = cache_directory(Path(__file__), Path(addresses.__file__))
 
 Counts = NDArray[np.float32]
 
@@ -80,8 +83,8 @@ _first_at = cached_njit(_first_at, _DIRECTORY)
 
 
 def predict(
-    counts: Counts,
-    totals: Floats,
+    counts_address: int,
+    totals_address: int,
     model: int,
     route: int,
     tenant: int,
@@ -92,6 +95,9 @@ def predict(
 
     The percentile is interpolated within its bin.
     """
+    rows = max(model, route, tenant, prefix) + 1
+    counts = carray(counts_at(counts_address), (rows, BINS))
+    totals = carray(floats_at(totals_address), (rows, TOTAL_COLUMNS))
     shares = np.empty(BINS)
     seen = _mix(counts, totals, model, route, tenant, prefix, shares)
     mean = 0.0
@@ -107,8 +113,8 @@ predict = cached_njit(predict, _DIRECTORY, nogil=False)
 
 
 def observe(
-    counts: Counts,
-    totals: Floats,
+    counts_address: int,
+    totals_address: int,
     model: int,
     route: int,
     tenant: int,
@@ -121,6 +127,9 @@ def observe(
 
     One that was ``cut`` is spread over that bin and the longer ones, as those are distributed so far.
     """
+    rows = max(model, route, tenant, prefix) + 1
+    counts = carray(counts_at(counts_address), (rows, BINS))
+    totals = carray(floats_at(totals_address), (rows, TOTAL_COLUMNS))
     shares = np.empty(BINS)
     _mix(counts, totals, model, route, tenant, prefix, shares)
     place = min(place, _first_at(shares, 0.99) + _OUTLIER_BINS, BINS - 1)

@@ -28,7 +28,7 @@ from conductor.placement import PlacementRequest
 # (model,), (model, route), (model, route, tenant) or (model, route, tenant, prefix key)
 _Key: TypeAlias = tuple[str | int, ...]
 
-_TABLES: Final = (types.float32[:, ::1], types.float64[:, ::1])
+_TABLES: Final = (types.int64, types.int64)  # their addresses
 _PREDICT: Final = (*_TABLES, *(4 * [types.int64]), types.float64)
 _OBSERVE: Final = (*_TABLES, *(5 * [types.int64]), types.boolean, types.float64)
 
@@ -68,6 +68,7 @@ class OutputLengths:
 
     __slots__ = (
         "_counts",
+        "_counts_address",
         "_free",
         "_keep",
         "_latest",
@@ -75,6 +76,7 @@ class OutputLengths:
         "_predict",
         "_rows",
         "_totals",
+        "_totals_address",
         "_unseen",
         "max_keys",
         "window",
@@ -96,6 +98,8 @@ class OutputLengths:
         self._free = max_keys  # rows never used yet are below it
         self._counts = np.zeros((max_keys, k.BINS), np.float32)
         self._totals = np.zeros((max_keys, k.TOTAL_COLUMNS))
+        self._counts_address = int(self._counts.ctypes.data)
+        self._totals_address = int(self._totals.ctypes.data)
         self._predict = compiled(k.predict, *_PREDICT)
         self._observe = compiled(k.observe, *_OBSERVE)
 
@@ -118,8 +122,8 @@ class OutputLengths:
             model_row, route_row = row((model,), -1), row((model, route), -1)
             tenant_row = row((model, route, tenant), -1)
         mean_tokens, p90_tokens, seen = self._predict(
-            self._counts,
-            self._totals,
+            self._counts_address,
+            self._totals_address,
             model_row,
             route_row,
             tenant_row,
@@ -155,8 +159,8 @@ class OutputLengths:
             self._latest = latest
         limit = request.max_output_tokens
         self._observe(
-            self._counts,
-            self._totals,
+            self._counts_address,
+            self._totals_address,
             latest.model_row,
             latest.route_row,
             latest.tenant_row,

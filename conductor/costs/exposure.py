@@ -14,18 +14,22 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numba import types
+from numba.np.numpy_support import carray
 
 from cache_index.kernel_cache import cache_directory, cached_njit
 from cache_index.kernel_set import compiled
-from conductor.costs import kernels
+from conductor.costs import addresses, kernels
 from conductor.costs import tables as t
-from conductor.costs.instance_class import Floats, Ints
+from conductor.costs.addresses import floats_at, integers_at
+from conductor.costs.instance_class import Floats
 
-_DIRECTORY = cache_directory(Path(__file__), Path(kernels.__file__), Path(t.__file__))
+_DIRECTORY = cache_directory(
+    *(Path(file) for file in (__file__, addresses.__file__, kernels.__file__, t.__file__))
+)
 
 _FIRST_SLOTS: Final = 8
 # ---- columns of a slot ----
@@ -45,12 +49,12 @@ _SLOT_BYTES: Final = 8 * _COLUMNS
 class Exposure:
     """The requests that decode on one rank, or will. Ids that are not known (any more) are ignored."""
 
-    __slots__ = ("_expose", "_ids", "_long_s", "_placed_s", "_slots", "_table")
+    __slots__ = ("_address", "_expose", "_ids", "_long_s", "_placed_s", "_slots", "_table", "_words")
 
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._slots: dict[str, int] = {}
-        self._table = np.zeros((_FIRST_SLOTS, _COLUMNS))
+        self._set_table(np.zeros((_FIRST_SLOTS, _COLUMNS)))
         self._placed_s = 0.0  # prefill ever placed here, as predicted
         self._long_s = 0.0
         self._expose = compiled(_expose, *_SIGNATURE)
@@ -58,21 +62,29 @@ class Exposure:
     def __len__(self) -> int:
         return len(self._ids)
 
+    def _set_table(self, table: Floats) -> None:
+        self._table = table
+        self._address = int(table.ctypes.data)
+        self._words = cast(
+            "memoryview[float]", table.reshape(-1).data
+        )  # from which single numbers are read faster
+
     def placed(
-        self, placement_id: str, prefill_s: float, output_tokens: int, tbt_objective_s: float, *, long: bool
+        self, placement_id: str, prefill_s: float, output_tokens: int, tbt_objective_s: float, long: bool
     ) -> None:
         """A request is to decode here, after ``prefill_s`` of prefill here; 0 if it prefills elsewhere.
 
         ``long`` if steps that carry this prefill last longer than the TBT objective.
         """
         self._placed_s += prefill_s
-        self._long_s += prefill_s if long else 0.0
+        if long:
+            self._long_s += prefill_s
         slot = self._slots[placement_id] = len(self._ids)
         self._ids.append(placement_id)
         if slot == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+            self._set_table(np.concatenate([self._table, np.zeros_like(self._table)]))
         _pack_slot(
-            self._table,
+            self._words,
             slot * _SLOT_BYTES,
             self._placed_s,
             math.inf,
@@ -85,57 +97,64 @@ class Exposure:
         """Its first token is out; ``queue_s`` of prefills are waiting or running here."""
         slot = self._slots.get(placement_id)
         if slot is not None:
-            _pack_beginning(self._table, slot * _SLOT_BYTES, self._placed_s - queue_s, now_s)
+            _pack_beginning(self._words, slot * _SLOT_BYTES, self._placed_s - queue_s, now_s)
 
     def ended(self, placement_id: str, queue_s: float) -> float:
         """It is over; returns how many seconds of prefill ran beside its decode, as predicted."""
         slot = self._slots.pop(placement_id, None)
         if slot is None:
             return 0.0
-        borne_s = self._placed_s - queue_s - self._table.item(slot, _PLACED_S)
+        words, first = self._words, slot * _COLUMNS
+        borne_s = self._placed_s - queue_s - words[first + _PLACED_S]
         last = self._ids.pop()
         if last != placement_id:
             self._ids[slot] = last
             self._slots[last] = slot
-            self._table[slot] = self._table[len(self._ids)]
+            moved = len(self._ids) * _COLUMNS
+            words[first : first + _COLUMNS] = words[moved : moved + _COLUMNS]
         return 0.0 if borne_s < 0.0 else borne_s
 
     def write(self, tables: t.ClusterTables, row: int, tbt_share: float, now_s: float) -> None:
         """Write the columns HARM of the rank's row of the load table, from the others of it."""
         self._expose(
-            self._table,
+            self._address,
             len(self._ids),
             self._placed_s,
             self._long_s,
             tbt_share,
             now_s,
-            tables.loads,
-            tables.ranks,
-            tables.classes,
+            tables.loads_address,
+            tables.ranks_address,
+            tables.classes_address,
             row,
         )
 
 
 def _expose(
-    table: Floats,
+    table_address: int,
     count: int,
     placed_s: float,
     long_s: float,
     tbt_share: float,
     now_s: float,
-    loads: Floats,
-    ranks: Ints,
-    classes: Floats,
+    loads_address: int,
+    ranks_address: int,
+    classes_address: int,
     row: int,
 ) -> None:
-    load, speeds = loads[row], classes[ranks[row, t.CLASS]]
+    table = carray(floats_at(table_address), (count, _COLUMNS))
+    loads = carray(floats_at(loads_address), (row + 1, t.LOAD_COLUMNS))
+    class_id = integers_at(ranks_address)[row * t.RANK_COLUMNS + t.CLASS]
+    speeds = carray(floats_at(classes_address), (class_id + 1, t.CLASS_COLUMNS))[class_id]
+    load = loads[row]
     queue_s = kernels.queue_s(loads, row, now_s)
     step_s = speeds[t.DECODE_SCALE] * (
         speeds[t.DECODE_BASE_S]
         + speeds[t.DECODE_S_PER_SEQUENCE] * load[t.ACTIVE_DECODES]
         + speeds[t.DECODE_S_PER_CONTEXT] * load[t.CONTEXT_TOKENS]
     )
-    harm = np.zeros(len(t.HARM_AT_S))
+    harm = load[t.HARM : t.REPORTED_RUNNING]
+    harm[:] = 0.0
     for slot in range(count):
         spare_s = tbt_share * (table[slot, _OBJECTIVE_S] - step_s)  # prefill that each token makes bearable
         if spare_s <= 0.0:
@@ -157,12 +176,8 @@ def _expose(
             then = lacking + t.HARM_AT_S[k] / spare_s
             if then > 0.0:
                 harm[k] += 1.0 - math.exp(-then / mean)
-    load[t.HARM : t.REPORTED_RUNNING] = harm
 
 
 _expose = cached_njit(_expose, _DIRECTORY, nogil=False)
-_TABLE, _S = types.float64[:, ::1], types.float64
-_SIGNATURE: Final = (
-    *(_TABLE, types.int64, _S, _S, _S, _S),
-    *(_TABLE, types.int64[:, ::1], _TABLE, types.int64),
-)
+_INT, _S = types.int64, types.float64
+_SIGNATURE: Final = (_INT, _INT, _S, _S, _S, _S, _INT, _INT, _INT, _INT)

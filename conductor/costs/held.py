@@ -8,12 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from cache_index.kernel_cache import cache_directory, cached_njit
 from conductor.costs import tables as t
 from conductor.costs.instance_class import Ints
 from conductor.costs.kernels import Tokens
+
+Hashes = NDArray[np.uint64]
 
 _DIRECTORY = cache_directory(Path(__file__), Path(t.__file__))
 _TIERS: Final = t.TIER_LATENCY_S - t.TIER_S_PER_BYTE
@@ -44,6 +48,28 @@ def raise_levels(levels: Tokens, expected: Tokens, rows: Ints, stride: int) -> N
 
 
 raise_levels = cached_njit(raise_levels, _DIRECTORY, nogil=False)
+
+
+def raise_by_prompt(levels: Tokens, row: int, hashes: Hashes, other: Hashes, stride: int) -> None:
+    """Raise row ``row`` of ``levels`` to what two prompts have in common, in multiples of ``stride`` blocks.
+
+    One sequence hash that is equal stands for all before it.
+    """
+    common, beyond = 0, min(len(hashes), len(other)) // stride + 1
+    middle = beyond - 1  # often all of it
+    while common + 1 < beyond:
+        if hashes[stride * middle - 1] == other[stride * middle - 1]:
+            common = middle
+        else:
+            beyond = middle
+        middle = (common + beyond) >> 1
+    for tier in range(_TIERS):
+        levels[row, tier] = max(levels[row, tier], common * stride)
+
+
+raise_by_prompt = cached_njit(raise_by_prompt, _DIRECTORY, nogil=False)
+_HASHES = types.Array(types.uint64, 1, "A", readonly=True)
+RAISE_BY_PROMPT: Final = (_TOKENS, _INT, _HASHES, _HASHES, _INT)
 
 
 def raise_by_pool(levels: Tokens, reach: Tokens, row: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import numpy as np
 
@@ -46,7 +46,7 @@ REPORTED_USAGE: Final = REPORTED_RUNNING + 2
 STORED_TOKENS: Final = (
     REPORTED_RUNNING + 3
 )  # that placements left in the device tier, fading by STORED_MEMORY_S
-STORED_AT_S: Final = REPORTED_RUNNING + 4  # as of when
+STORED_AT_S: Final = STORED_TOKENS + 1  # as of when
 LOAD_COLUMNS: Final = REPORTED_RUNNING + 5
 
 STORED_MEMORY_S: Final = 300.0  # about as long as people take to come back
@@ -102,22 +102,32 @@ class ClusterTables:
         self.ranks: Ints = np.zeros((16, RANK_COLUMNS), np.int64)
         self.classes: Floats = np.zeros((4, CLASS_COLUMNS))
         self._class_ids: dict[str, int] = {}
+        self._locate()
+
+    def _locate(self) -> None:
+        """Where the tables stand until they grow, for kernels; and as words, which Python writes faster."""
+        self.load_words = cast("memoryview[float]", self.loads.reshape(-1).data)
+        self._class_words = self.classes.reshape(-1).data
+        self.loads_address = int(self.loads.ctypes.data)
+        self.ranks_address = int(self.ranks.ctypes.data)
+        self.classes_address = int(self.classes.ctypes.data)
 
     def make_row(self, row: int) -> None:
         """Make room for a row and empty it."""
         if row >= len(self.loads):
             self.loads = _grown(self.loads, row + 1)
             self.ranks = _grown(self.ranks, row + 1)
+            self._locate()
         self.loads[row] = 0.0
         self.loads[row, REPORTED_RUNNING : REPORTED_USAGE + 1] = -1.0
         self.ranks[row] = 0
 
     def store(self, row: int, tokens: int, now_s: float) -> None:
         """A placement will leave so many more tokens in the device tier."""
-        loads = self.loads
-        age_s = now_s - loads.item(row, STORED_AT_S)
-        faded = loads.item(row, STORED_TOKENS) * math.exp(-age_s / STORED_MEMORY_S)
-        _pack_pair(loads, 8 * (row * LOAD_COLUMNS + STORED_TOKENS), faded + tokens, now_s)
+        words, at = self.load_words, row * LOAD_COLUMNS + STORED_TOKENS
+        faded = words[at] * math.exp((words[at + 1] - now_s) / STORED_MEMORY_S)
+        words[at] = faded + tokens
+        words[at + 1] = now_s
 
     def take_pool_links(self, row: int, moved: Iterable[tuple[Tier, int]], now_s: float) -> None:
         """So many tokens of each tier will come to a rank, or leave it, behind what pool links have to carry."""
@@ -142,6 +152,7 @@ class ClusterTables:
         row = self._class_ids[instance_class.name] = len(self._class_ids)
         if row >= len(self.classes):
             self.classes = _grown(self.classes, row + 1)
+            self._locate()
         self.classes[row] = _class_row(instance_class)
         return row
 
@@ -150,7 +161,7 @@ class ClusterTables:
         row = self._class_ids.get(instance_class.name)
         if row is None:
             row = self.class_id(instance_class)
-        _pack_pair(self.classes, 8 * (row * CLASS_COLUMNS + PREFILL_SCALE), prefill_scale, decode_scale)
+        _pack_pair(self._class_words, 8 * (row * CLASS_COLUMNS + PREFILL_SCALE), prefill_scale, decode_scale)
 
 
 def _class_row(c: InstanceClass) -> Floats:

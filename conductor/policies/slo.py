@@ -24,7 +24,7 @@ class Slo:
     name = "slo"
 
     def __init__(self, *, decode_prefill_tokens: int = 512) -> None:
-        self._decode_prefill_tokens = whole_number("decode_prefill_tokens", decode_prefill_tokens)
+        self.decode_prefill_tokens = whole_number("decode_prefill_tokens", decode_prefill_tokens)
         self._choose = compiled(choose, *SIGNATURE)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Slo:
@@ -46,7 +46,7 @@ class Slo:
             c.links,
             c.ttft_objective_s,
             c.tbt_objective_s,
-            self._decode_prefill_tokens,
+            self.decode_prefill_tokens,
             c.joint_protocols,
         )
         return Choice(prefill, decode, peer) if prefill >= 0 else None

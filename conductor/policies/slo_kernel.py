@@ -9,6 +9,7 @@ import numpy as np
 from numba import types
 
 from cache_index.kernel_cache import cache_directory, cached_njit
+from cache_index.kernel_set import inlined
 from conductor.costs import kernels as k
 from conductor.costs import tables, topology
 from conductor.costs.instance_class import Floats, Ints
@@ -40,6 +41,33 @@ def _score(
 
 
 _score = cached_njit(_score, _DIRECTORY)
+
+
+def hand_off_s(
+    prompt_tokens: int,
+    local_tokens: Tokens,
+    kv_s_per_token: Floats,
+    locations: Ints,
+    link_latency_s: Floats,
+    kv_bytes_per_token: Floats,
+    links: Floats,
+    prefill: int,
+    decode: int,
+) -> float:
+    """`prefix_plan.hand_off_s` of a pair."""
+    lacking = prompt_tokens - local_tokens[0, decode]
+    if lacking <= 0:
+        return 0.0
+    distance = 0
+    while distance < topology.LOCATION_LEVELS and locations[distance, prefill] != locations[distance, decode]:
+        distance += 1
+    s_per_token = max(
+        kv_s_per_token[decode], kv_s_per_token[prefill], kv_bytes_per_token[decode] * links[distance, 0]
+    )
+    return float(link_latency_s[decode] + links[distance, 1] + lacking * s_per_token)
+
+
+hand_off_s = inlined(hand_off_s)
 
 
 def choose(
@@ -125,17 +153,18 @@ def choose(
         for j in range(size):
             if roles[j] != DECODE or prompt_tokens >= limit_tokens[j] or protocol[j] != protocol[i]:
                 continue
-            lacking, hand_off_s = prompt_tokens - local_tokens[0, j], 0.0
-            if lacking > 0:
-                distance = 0
-                while (
-                    distance < topology.LOCATION_LEVELS and locations[distance, i] != locations[distance, j]
-                ):
-                    distance += 1
-                s_per_token = max(
-                    kv_s_per_token[j], kv_s_per_token[i], kv_bytes_per_token[j] * links[distance, 0]
-                )
-                hand_off_s = link_latency_s[j] + links[distance, 1] + lacking * s_per_token
+            lacking = prompt_tokens - local_tokens[0, j]
+            moving_s = hand_off_s(
+                prompt_tokens,
+                local_tokens,
+                kv_s_per_token,
+                locations,
+                link_latency_s,
+                kv_bytes_per_token,
+                links,
+                i,
+                j,
+            )
             if first:
                 near_s = 0.0
                 if lacking > 0:
@@ -145,7 +174,7 @@ def choose(
                 tbt = tbt_s[j] / tbt_objective_s
                 least_here = min(least_here, max(near_s, wait_s[j]) / ttft_objective_s + tbt * tbt)
             score = _score(
-                start_s + max(hand_off_s, wait_s[j]),
+                start_s + max(moving_s, wait_s[j]),
                 tbt_s[j],
                 inflicted_s[i] + eviction_s[i],
                 harm[i],

@@ -40,9 +40,9 @@ def made(capacity_blocks: int = 100) -> tuple[CacheIndex, ApproximateResidency]:
 
 def test_what_was_routed_is_assumed() -> None:
     index, residency = made()
-    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0).tolist() == []
+    assert list(residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)) == []
     assert matched(index, 1, 2, 3, 4) == 3
-    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 9), 1.0).tolist() == [0, 0]
+    assert list(residency.assume(ENGINE, NAMESPACE, chain(1, 2, 9), 1.0)) == [0, 0]
     assert residency.blocks(ENGINE) == 4
     assert residency.predicted == {ENGINE}
     assert residency.is_predicted(ENGINE)
@@ -104,8 +104,8 @@ def test_a_request_learns_which_one_routed_its_blocks_there_last() -> None:
     _, residency = made()
     residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3), 0.0)
     residency.assume(ENGINE, NAMESPACE, chain(1, 7), 1.0)
-    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, 4), 2.0).tolist() == [1, 0, 0]
-    assert residency.assume(ENGINE, NAMESPACE, chain(1, 2), 2.0 + TTL_S).tolist() == []
+    assert list(residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, 4), 2.0)) == [1, 0, 0]
+    assert list(residency.assume(ENGINE, NAMESPACE, chain(1, 2), 2.0 + TTL_S)) == []
 
 
 def test_everything_dropped_leaves_a_working_book() -> None:
@@ -134,7 +134,7 @@ def test_what_was_learned_before_an_engine_was_lost_says_nothing_of_its_new_cach
     before = residency.assume(ENGINE, NAMESPACE, chain(1, 2), 1.0)
     residency.forget(ENGINE)
     residency.assume(ENGINE, NAMESPACE, chain(1, 2), 2.0)
-    assert residency.evicted(ENGINE, int(before[0])) == 0
+    assert residency.evicted(ENGINE, before[0]) == 0
     assert matched(index, 1, 2) == 2
 
 
@@ -160,7 +160,8 @@ def test_a_hot_prefix_does_not_grow_the_books() -> None:
     for number in range(2000):
         residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, number % 5 + 10), number * 1e-3)
     assumed = residency._holders[ENGINE]
-    assert len(assumed.run_of) == 8 == sum(len(run.hashes) for run in assumed.runs.values())
+    assert assumed.blocks == 8 == sum(len(run.hashes) for run in assumed.runs.values())
+    assert len(assumed.runs) == len(assumed.beginnings)
     assert all(run.hashes.base is None for run in list(assumed.runs.values())[:-1])  # nothing larger is held
     assert index.stats().residencies == 8
 
@@ -222,7 +223,7 @@ def test_any_history_gives_what_the_oracle_holds(
         if action == "assume":
             oracle.expire(now_s)
             expected = oracle.last_used(keys)
-            assert residency.assume(ENGINE, namespace, hashes, now_s).tolist() == expected
+            assert list(residency.assume(ENGINE, namespace, hashes, now_s)) == expected
             oracle.assume(keys, now_s)
         elif action == "evicted":
             calls = sorted({call for call, _ in oracle.used.values()})
@@ -235,6 +236,7 @@ def test_any_history_gives_what_the_oracle_holds(
         assert index.residencies(ENGINE) == {(key, Tier.DEVICE) for key in oracle.used}
         assert residency.blocks(ENGINE) == len(oracle.used) <= capacity
         assumed = residency._holders[ENGINE]
-        assert sum(len(run.hashes) for run in assumed.runs.values()) == len(assumed.run_of)
+        assert sum(len(run.hashes) for run in assumed.runs.values()) == assumed.blocks
+        assert {run.key: run for run in assumed.runs.values()} == assumed.beginnings
     residency.expire(now_s + TTL_S)
     assert index.stats().residencies == 0

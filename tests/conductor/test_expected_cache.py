@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 from cluster_factory import BLOCK, facts, make_scheduler, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cache_index import CacheIndex, Holder, Namespace, sequence_hashes
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import make_instance
-from conductor.expected_cache import STRIDE, ExpectedCache
+from conductor.expected_cache import FEW, STRIDE, ExpectedCache
 from conductor.placement import Role
 
 NAMESPACE = Namespace("llama", BLOCK)
@@ -90,3 +92,56 @@ def test_the_scheduler_tells_who_has_left() -> None:
     assert np.all(candidates.local_tokens == 0)
     assert scheduler.place(prompt, 0.1).overlap_tokens == 0
     assert scheduler.consider(prompt, 0.2).placement.overlap_tokens == 4096 - BLOCK
+
+
+def chain(begin: int, shared: int, length: int) -> list[int]:
+    """Tokens of blocks: prompts of one ``begin`` have the first ``shared`` in common."""
+    return [begin] * min(shared, length) + [begin + 10 + shared] * (length - shared)
+
+
+_CHAINS = st.builds(chain, st.integers(0, 1), st.integers(1, 5 * STRIDE), st.integers(1, 5 * STRIDE))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from("abc"), _CHAINS),  # begins
+            st.integers(0, 2 * FEW),  # ends
+            _CHAINS,  # asks
+        ),
+        max_size=60,
+    )
+)
+def test_whoever_asks_finds_the_longest_beginning_in_strides(
+    steps: list[tuple[str, list[int]] | int | list[int]],
+) -> None:
+    index = CacheIndex()
+    expected = ExpectedCache(index)
+    rows = {name: index.register(Holder(name)) for name in "abc"}
+    under_way: dict[str, tuple[str, list[int]]] = {}
+
+    def hashes_of(blocks: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        return sequence_hashes(np.repeat(np.array(blocks, np.uint32), BLOCK), BLOCK)
+
+    for number, step in enumerate(steps):
+        if isinstance(step, tuple):
+            under_way[str(number)] = step
+            expected.expect(str(number), Holder(step[0]), NAMESPACE, hashes_of(step[1]))
+        elif isinstance(step, int):
+            if step < len(under_way):
+                placement_id = list(under_way)[step]
+                del under_way[placement_id]
+                expected.ended(placement_id)
+        else:
+            levels = index.match(NAMESPACE, hashes_of(step))
+            expected.raise_levels(levels, NAMESPACE, hashes_of(step))
+            longest = dict.fromkeys("abc", 0)
+            for name, blocks in under_way.values():
+                pairs = zip(blocks, step, strict=False)
+                common = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+                common = min(len(blocks), len(step)) if common is None else common
+                longest[name] = max(longest[name], common // STRIDE * STRIDE)
+            assert {name: levels[row].tolist() for name, row in rows.items()} == {
+                name: [blocks] * 5 for name, blocks in longest.items()
+            }
