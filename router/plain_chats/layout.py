@@ -8,6 +8,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from router.plain_chats.writing import NOT_BLANK
 from router.template_shapes import Shape
 
 _NO_CUT = -1
@@ -20,20 +21,21 @@ class Layout:
     """``cuts`` [i] is where in literal i the first separator begins, in bytes, -1 where there is none: what stands
     in front of a separator has the same tokens whatever follows. ``cut_characters`` is the same in characters.
 
-    ``in_turn``: the contents are written in the order of the messages, each once.
+    ``in_turn``: the contents are written in the order of the messages, each once. ``unwritten`` must not be blank,
+    though nobody writes them.
     """
 
     shape: Shape
     literals: NDArray[np.uint8]
     literal_ends: NDArray[np.int64]
     contents: NDArray[np.int64]
-    stripped: NDArray[np.int64]
+    how: NDArray[np.int64]
     cuts: NDArray[np.int64]
     cut_characters: NDArray[np.int64]
     in_turn: bool
     is_ascii: bool
     room: int
-    has_conditions: bool
+    unwritten: tuple[int, ...]
 
     @property
     def cost_bytes(self) -> int:
@@ -64,12 +66,19 @@ def _of_first(messages: int, absent: tuple[tuple[int, str], ...]) -> set[tuple[i
 def layout_of(shape: Shape, separators: frozenset[str]) -> Layout:
     literals = [literal.encode() for literal in shape.literals]
     places = [_first_of(separators, literal) for literal in shape.literals]
+    not_blank = frozenset(shape.not_blank)
     return Layout(
         shape=shape,
         literals=np.frombuffer(b"".join(literals), np.uint8),
         literal_ends=np.array(list(accumulate(map(len, literals))), np.int64),
         contents=np.array(shape.contents, np.int64),
-        stripped=np.array(shape.stripped, np.int64),
+        how=np.array(
+            [
+                sides | (NOT_BLANK if message in not_blank else 0)
+                for message, sides in zip(shape.contents, shape.stripped, strict=True)
+            ],
+            np.int64,
+        ),
         cuts=np.array(
             [
                 _NO_CUT if place < 0 else len(literal[:place].encode())
@@ -81,7 +90,7 @@ def layout_of(shape: Shape, separators: frozenset[str]) -> Layout:
         in_turn=shape.contents == tuple(range(len(shape.contents))),
         is_ascii=all(map(str.isascii, shape.literals)),
         room=sum(map(len, literals)),
-        has_conditions=bool(shape.absent or shape.not_blank),
+        unwritten=tuple(not_blank - set(shape.contents)),
     )
 
 

@@ -15,8 +15,7 @@ from router.plain_chats import scanning as s
 from router.plain_chats.known_chats import LONG_BYTES, KnownChat, KnownChats
 from router.plain_chats.layout import Layout
 from router.plain_chats.prompts import PlainPrompts
-from router.plain_chats.writing import CHARACTERS, NO_ROOM, PLACED, TEXT_END, write_kernel
-from router.template_shapes import Shape
+from router.plain_chats.writing import BLANK, CHARACTERS, NO_ROOM, PLACED, TEXT_END, write_kernel
 
 MAX_BYTES = 64 * 1024 * 1024
 AT_ONCE_BYTES = 64 * 1024  # of new text: about a millisecond
@@ -153,7 +152,7 @@ class PlainChats:
     ) -> Tokens | None:
         """None where the library has to be asked, or the template might write something else."""
         begin = layout.cuts.item(common) if common else 0
-        arguments = (data, scratch.messages, common, layout.contents, layout.stripped, layout.literals,
+        arguments = (data, scratch.messages, common, layout.contents, layout.how, layout.literals,
                      layout.literal_ends, begin)  # fmt: skip
         size, beyond_ascii, characters = self._write(*arguments, scratch.text, scratch.placed)
         if size == NO_ROOM:
@@ -162,12 +161,17 @@ class PlainChats:
             if size == NO_ROOM:  # where contents are written again and again
                 return None
         text = scratch.text
+        if size == BLANK:
+            return None
         prompts = chat.prompts
         words = prompts.words
         if (beyond_ascii or not layout.is_ascii) and not words.is_sure(text[:size].tobytes().decode()):
             return None
         contents = layout.contents.size - common
-        if layout.has_conditions and not _holds(layout.shape, chat.body, scratch.messages, common):
+        absent = layout.shape.absent
+        if (absent or layout.unwritten) and not _holds(
+            absent, layout.unwritten, chat.body, scratch.messages, common
+        ):
             return None
         is_long = data.size >= LONG_BYTES and layout.in_turn
         places = scratch.places[: 2 * _PLACES_A_MESSAGE * (contents + 1)] if is_long else _NOWHERE
@@ -200,9 +204,10 @@ class PlainChats:
         placed = scratch.placed[: PLACED * count]
         behind = slice(common + 1, len(roles) + 1)
         cuts = layout.cuts[behind]
+        texts = placed[TEXT_END::PLACED] + cuts
         begins, before = places[0::2], places[1::2]
-        at = begins.searchsorted(placed[TEXT_END::PLACED] + cuts).clip(max=len(begins) - 1)
-        found = (cuts >= 0) & (begins[at] == placed[TEXT_END::PLACED] + cuts)
+        at = np.minimum(begins.searchsorted(texts), len(begins) - 1)
+        found = (cuts >= 0) & (begins[at] == texts)
         token_cuts = np.where(found, before[at], _NO_CUT)
         character_cuts = placed[CHARACTERS::PLACED] + layout.cut_characters[behind]
         ends = scratch.messages[s.MESSAGE_END : s.MESSAGE * count : s.MESSAGE]
@@ -232,7 +237,13 @@ def _front(known: KnownChat, common: int) -> Tokens:
     return known.tokens[: known.token_cuts.item(common - 1)]
 
 
-def _holds(shape: Shape, body: bytes | bytearray, messages: NDArray[np.int64], common: int) -> bool:
+def _holds(
+    absent: tuple[tuple[int, str], ...],
+    not_blank: tuple[int, ...],
+    body: bytes | bytearray,
+    messages: NDArray[np.int64],
+    common: int,
+) -> bool:
     """Whether the new contents are as the template's answers take them to be."""
 
     def content(message: int) -> str:
@@ -240,6 +251,6 @@ def _holds(shape: Shape, body: bytes | bytearray, messages: NDArray[np.int64], c
         text: str = orjson.loads(body[messages.item(place + s.BEGIN) - 1 : messages.item(place + s.END) + 1])
         return text
 
-    return not any(text in content(message) for message, text in shape.absent if message >= common) and all(
-        content(message).strip() for message in shape.not_blank if message >= common
+    return not any(text in content(message) for message, text in absent if message >= common) and all(
+        content(message).strip() for message in not_blank if message >= common
     )

@@ -23,6 +23,8 @@ compile_all = _KERNELS.compile_all
 # Of each content in the text: where it ends, and how many characters end there.
 TEXT_END, CHARACTERS, PLACED = range(3)
 NO_ROOM: Final = -1
+BLANK: Final = -2
+NOT_BLANK: Final = 4  # beside LEFT and RIGHT
 
 _INTEGER = types.int64
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -160,6 +162,15 @@ def _stripped(text, begin, end, sides):
     return begin + end - first
 
 
+@outlined
+def _is_blank(text, begin, end):
+    while begin < end:
+        character, begin = _character(text, begin, end)
+        if not _is_space(character):
+            return False
+    return True
+
+
 @inlined
 def _characters(text, begin, end):
     count = 0
@@ -171,13 +182,13 @@ def _characters(text, begin, end):
 @_KERNELS.kernel(
     _BYTES, _INTEGERS, _INTEGER, _INTEGERS, _INTEGERS, _BYTES, _INTEGERS, _INTEGER, _OUT_BYTES, _INTEGERS
 )
-def _write(body, messages, known, contents, stripped, literals, literal_ends, begin, text, placed):
+def _write(body, messages, known, contents, how, literals, literal_ends, begin, text, placed):
     """Write what stands behind the first ``known`` contents, the literal there from ``begin`` on.
 
     ``messages`` are those behind the known ones, as `scanning` put them; ``contents`` are which message's content
-    stands behind each literal, ``stripped`` at which sides without white space. Returns the text's size, `NO_ROOM`
-    where ``text`` is too small, whether contents have anything that is not ASCII, and how many characters the text
-    has.
+    stands behind each literal, ``how`` at which sides without white space, and whether it must be more than that.
+    Returns the text's size, `NO_ROOM` where ``text`` is too small, `BLANK` where a content is; whether contents
+    have anything that is not ASCII, and how many characters the text has.
     """
     start = literal_ends[known - 1] if known else 0
     at, beyond, characters = 0, 0, 0
@@ -204,7 +215,9 @@ def _write(body, messages, known, contents, stripped, literals, literal_ends, be
                 stop = _unescaped(body, first, last, text, at)
             else:
                 stop = _copied(body, first, last, text, at)
-            at = _stripped(text, at, stop, stripped[each]) if stripped[each] else stop
+            if how[each] & NOT_BLANK and _is_blank(text, at, stop):
+                return BLANK, 0, 0
+            at = _stripped(text, at, stop, how[each]) if how[each] & (LEFT | RIGHT) else stop
             beyond |= written & BEYOND_ASCII
             placed[place + TEXT_END] = at
             characters += _characters(text, before, at)

@@ -21,7 +21,6 @@ from router.chat_template import ChatTemplate
 from router.errors import RequestError
 from router.inference import Endpoint, InferenceRequest, parse_inference
 from router.plain_chats import PlainChat, PlainChats, PlainPrompts
-from router.plain_chats.known_chats import LONG_BYTES
 from router.plain_chats.reader import AT_ONCE_BYTES
 from router.segments import segmentation_of
 from router.tokens import TokenService
@@ -40,6 +39,12 @@ ONLY_THE_LAST = (
     "{% for message in messages %}<|im_start|>{{ 'old ' if not loop.last }}{{ message.role }}\n"
     "{{ message.content }}<|im_end|>{% endfor %}<think>é"
 )
+ONLY_IF_SAID = CHATML.replace(
+    "{{ message.content }}", "{% if message.content %}{{ message.content | trim }}{% endif %}"
+)
+WITH_A_BLANK_CHECK = "{% if messages[0].content %}S{% endif %}" + CHATML.replace(
+    "{{ message.content }}", "{{ message.content if not loop.first }}"
+)
 SHOUTED = CHATML.replace("message.content", "message.content | upper")
 COMBINATIONS: list[tuple[Callable[[], Tokenizer], str]] = [
     (as_llama_3, CHATML),
@@ -47,6 +52,8 @@ COMBINATIONS: list[tuple[Callable[[], Tokenizer], str]] = [
     (as_gpt2, THINKING),
     (with_bracketed_tokens, CHATML),
     (as_llama_3, ONLY_THE_LAST),
+    (as_qwen, ONLY_IF_SAID),
+    (as_llama_3, WITH_A_BLANK_CHECK),
 ]
 
 
@@ -217,6 +224,15 @@ def test_contents_that_a_template_looks_into_are_left_to_others() -> None:
     assert reader.read(body_of(["a", "x</think>b", "c"])) is None
 
 
+@pytest.mark.parametrize("template", [ONLY_IF_SAID, WITH_A_BLANK_CHECK])
+@pytest.mark.parametrize("blank", ["", " \n", "\u3000\u2003", "\x1c\x85\u00a0"])
+def test_blank_contents_that_a_template_asks_for_are_left_to_others(template: str, blank: str) -> None:
+    tokenizer = tokenizer_of(as_llama_3, template)
+    reader = reader_of(tokenizer)
+    assert check(reader, tokenizer, body_of([blank + "a", "b"])) is not None
+    assert reader.read(body_of([blank, "b"])) is None
+
+
 def body_of(texts: list[str], **further: Any) -> bytes:
     roles = ("user", "assistant")
     messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
@@ -227,17 +243,18 @@ def body_of(texts: list[str], **further: Any) -> bytes:
 def test_turns_of_long_chats(maker: Callable[[], Tokenizer], template: str) -> None:
     """Grown, cut, changed in the middle, with other fields: whatever is known is used for what it is alone."""
     tokenizer = tokenizer_of(maker, template)
+    plain = tokenizer.plain
+    assert plain is not None
+    read = 0
 
-    @settings(max_examples=25, deadline=None)
-    @given(st.randoms(use_true_random=False), st.lists(contents(), min_size=4, max_size=8))
-    def run(generator: random.Random, bits: list[str]) -> None:
+    @settings(max_examples=20, deadline=None)
+    @given(st.integers(0, 10**9), st.lists(contents(), min_size=4, max_size=8))
+    def run(seed: int, bits: list[str]) -> None:
+        nonlocal read
+        generator = random.Random(seed)
         reader = reader_of(tokenizer)
-        plain = tokenizer.plain
-        assert plain is not None
-        known_before = plain.known_characters
         texts = ["The quick brown fox. " * 20 + generator.choice(bits)]
-        read = 0
-        for turn in range(16):
+        for turn in range(12):
             choice = generator.random()
             if choice < 0.15:
                 texts[generator.randrange(len(texts))] = generator.choice(bits) + str(turn)
@@ -247,10 +264,12 @@ def test_turns_of_long_chats(maker: Callable[[], Tokenizer], template: str) -> N
                 texts += [generator.choice(bits) * generator.randrange(1, 90) + str(turn), f"then {turn}"]
             further = {"max_tokens": turn} if choice < 0.5 else {}
             read += check(reader, tokenizer, body_of(texts, **further)) is not None
-        if read > 12 and len(body_of(texts)) > 2 * LONG_BYTES and template is not ONLY_THE_LAST:
-            assert plain.known_characters > known_before
 
     run()
+    assert read > 50
+    assert (plain.known_characters > 0) == (
+        template is not WITH_A_BLANK_CHECK
+    )  # which does not write all contents
 
 
 def test_a_next_turn_costs_its_own_text() -> None:
