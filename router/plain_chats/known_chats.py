@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from conductor.placement import Tokens
 from router.plain_chats import scanning
+from router.plain_chats.writing import ENDS, NO_CUT, TOKEN_CUTS
 
 if TYPE_CHECKING:
     from router.plain_chats.layout import Layout
@@ -25,8 +26,7 @@ _ENTRY_BYTES = 1_200  # of a dictionary's slot, a link of the order, and the hea
 
 @dataclass(frozen=True, slots=True)
 class KnownChat:
-    """A body, its tokens, and of each message: where it ends in the body, how many tokens and characters of the
-    prompt stand in front of the separator behind it, -1 where there is none.
+    """A body, its tokens, and the ``marks`` of its messages: see `writing`.
 
     ``facts`` are what the body says in front of its messages: see `scanning`.
     """
@@ -37,14 +37,12 @@ class KnownChat:
     layout: Layout
     facts: NDArray[np.int64]
     roles: bytes
-    ends: NDArray[np.int64]
-    token_cuts: NDArray[np.int64]
-    character_cuts: NDArray[np.int64]
+    marks: NDArray[np.int64]
     tokens: Tokens
 
     @property
     def cost_bytes(self) -> int:
-        return sys.getsizeof(self.body) + self.tokens.nbytes + 3 * self.ends.nbytes + _ENTRY_BYTES
+        return sys.getsizeof(self.body) + self.tokens.nbytes + self.marks.nbytes + _ENTRY_BYTES
 
 
 class KnownChats:
@@ -68,8 +66,9 @@ class KnownChats:
                 if known is not None:
                     self._kept.move_to_end(name)
             if known is not None:
-                common = int(known.ends.searchsorted(self._same_bytes(data, known.data), "right"))
-                while common and known.token_cuts.item(common - 1) < 0:
+                marks = known.marks
+                common = int(marks[ENDS].searchsorted(self._same_bytes(data, known.data), "right"))
+                while common and marks.item(TOKEN_CUTS, common - 1) == NO_CUT:
                     common -= 1
                 if common:
                     return known, common
@@ -77,7 +76,7 @@ class KnownChats:
         return None, 0
 
     def keep(self, chat: KnownChat) -> None:
-        size, cost_bytes = _half_of(chat.ends.item(-1)), chat.cost_bytes
+        size, cost_bytes = _half_of(chat.marks.item(ENDS, -1)), chat.cost_bytes
         if size < LONG_BYTES or cost_bytes > self._max_bytes:
             return
         name = _name(chat.body, size)

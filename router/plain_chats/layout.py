@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import accumulate, count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,12 @@ from router.plain_chats.writing import NOT_BLANK
 from router.template_shapes import Shape
 
 _NO_CUT = -1
+_MOST_BEGINS = 16
 _LAYOUT_BYTES = 2_048  # of its arrays' heads and its different texts
 _PIECE_BYTES = 5 * 8 + 3 * 8 + 64  # of arrays, of references, and of a condition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """``cuts`` [i] is where in literal i the first separator begins, in bytes, -1 where there is none: what stands
     in front of a separator has the same tokens whatever follows. ``cut_characters`` is the same in characters.
@@ -36,6 +37,8 @@ class Layout:
     is_ascii: bool
     room: int
     unwritten: tuple[int, ...]
+    number: int = field(default_factory=count().__next__)  # names it, and keeps nothing alive
+    _begins: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     @property
     def cost_bytes(self) -> int:
@@ -44,9 +47,18 @@ class Layout:
 
     def begins_as(self, other: Layout, messages: int) -> bool:
         """Whether both write the same of so many messages, up to the separator behind them, if they may at all."""
-        mine, theirs = self.shape, other.shape
-        if mine is theirs:
+        if self is other:
             return True
+        key = (other.number, messages)
+        begins = self._begins.get(key)
+        if begins is None:
+            if len(self._begins) >= _MOST_BEGINS:
+                self._begins.clear()
+            begins = self._begins[key] = self._compared(other, messages)
+        return begins
+
+    def _compared(self, other: Layout, messages: int) -> bool:
+        mine, theirs = self.shape, other.shape
         cut = self.cuts.item(messages)
         return (
             cut >= 0

@@ -14,7 +14,7 @@ from numba import types
 
 from cache_index.kernel_set import KernelSet, entry_point, inlined, outlined
 from router.plain_chats import scanning
-from router.plain_chats.scanning import BEGIN, BEYOND_ASCII, END, ESCAPED, MESSAGE, WRITTEN
+from router.plain_chats.scanning import BEGIN, BEYOND_ASCII, END, ESCAPED, MESSAGE, MESSAGE_END, WRITTEN
 from router.unknown_text import LEFT, RIGHT
 
 _KERNELS = KernelSet(Path(__file__), Path(scanning.__file__))
@@ -22,6 +22,11 @@ compile_all = _KERNELS.compile_all
 
 # Of each content in the text: where it ends, and how many characters end there.
 TEXT_END, CHARACTERS, PLACED = range(3)
+# Of each message: where it ends in the body, and how many tokens and characters of the prompt stand in front of the
+# separator behind it, `NO_CUT` where there is none.
+ENDS, TOKEN_CUTS, CHARACTER_CUTS, MARKS = range(4)
+NO_CUT: Final = -1
+
 NO_ROOM: Final = -1
 BLANK: Final = -2
 NOT_BLANK: Final = 4  # beside LEFT and RIGHT
@@ -30,6 +35,7 @@ _INTEGER = types.int64
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OUT_BYTES = types.Array(types.uint8, 1, "C")
 _INTEGERS = types.Array(types.int64, 1, "C")
+_MARKS = types.Array(types.int64, 2, "C")
 _BACKSLASH = 0x5C
 
 
@@ -225,9 +231,38 @@ def _write(body, messages, known, contents, how, literals, literal_ends, begin, 
     return at, beyond, characters
 
 
+@_KERNELS.kernel(
+    _MARKS, _INTEGER, _INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS, _MARKS
+)  # fmt: skip
+def _mark(known_marks, known, messages, cuts, cut_characters, placed, places, marks):
+    """Put the marks of all messages into ``marks``, the first ``known`` of them from ``known_marks``.
+
+    ``cuts`` are where in each literal its first separator begins, -1 where none does, and ``cut_characters`` the
+    same in characters; ``places`` where added tokens begin in the text that `write` wrote, in turn with how many
+    tokens stand in front of each.
+    """
+    tokens, characters = 0, 0
+    for each in range(known):
+        for kind in range(MARKS):
+            marks[kind, each] = known_marks[kind, each]
+        tokens, characters = marks[TOKEN_CUTS, each], marks[CHARACTER_CUTS, each]
+    at = 0
+    for each in range(known, marks.shape[1]):
+        new = each - known
+        cut = placed[PLACED * new + TEXT_END] + cuts[each + 1]
+        while at < len(places) and places[at] < cut:
+            at += 2
+        found = cuts[each + 1] >= 0 and at < len(places) and places[at] == cut
+        marks[ENDS, each] = messages[MESSAGE * new + MESSAGE_END]
+        marks[TOKEN_CUTS, each] = tokens + places[at + 1] if found else NO_CUT
+        marks[CHARACTER_CUTS, each] = (
+            characters + placed[PLACED * new + CHARACTERS] + cut_characters[each + 1]
+        )
+
+
 @lru_cache(maxsize=1)
-def write_kernel() -> Callable[..., Any]:
-    """The entry point of ``write``."""
-    if not _write.signatures:
+def entry_points() -> tuple[Callable[..., Any], ...]:
+    """Of ``write`` and ``mark``."""
+    if not _mark.signatures:
         compile_all()
-    return entry_point(_write)
+    return entry_point(_write), entry_point(_mark)

@@ -362,7 +362,7 @@ def test_much_new_text_is_left_for_a_thread() -> None:
 async def test_the_service_tokenizes_long_chats_in_a_thread() -> None:
     tokenizer = PromptTokenizer.from_folder(TOKENIZER_FOLDER)
     service = TokenService({"m": tokenizer})
-    body = body_of([f"{place} is new " * 4_000 for place in range(4)])
+    body = body_of([f"{place} is new " * 5_000 for place in range(4)])
     chat = service.plain_chat(body)
     assert chat is not None
     assert chat.tokens is None
