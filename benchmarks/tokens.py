@@ -118,7 +118,7 @@ def read(reader: PlainChats, body: bytes | bytearray) -> Tokens:
         raise SystemExit(
             "the tokenizer's chats are not read by compiled code: its words or its template do not allow it"
         )
-    tokens = chat.tokens if chat.tokens is not None else reader.tokenize(chat)
+    tokens = chat.tokens if chat.tokens is not None else reader.tokenize(body)
     assert tokens is not None
     return tokens
 

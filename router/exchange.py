@@ -29,7 +29,6 @@ from router.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from router.front_door import FrontDoorProtocol
-    from router.plain_chats import PlainChat
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -212,7 +211,7 @@ class Exchange:
                 self.endpoint, self.body, services.only_model, read=services.known_bodies.read
             )
         else:
-            request = chat.request()
+            request = chat.request
         if self._key is not None:
             self._key.check_model(request.model)
         if self.trace is not None:
@@ -227,7 +226,7 @@ class Exchange:
         elif chat.tokens is not None:
             prompt = local_prompt(chat.tokens)
         if prompt is None:
-            tokenizing = self._tokenize_and_deliver(request, view, chat)
+            tokenizing = self._tokenize_and_deliver(request, view, plain=chat is not None)
             self._tokenizing = asyncio.get_running_loop().create_task(tokenizing)
         else:
             self._deliver(request, prompt)
@@ -241,10 +240,10 @@ class Exchange:
             return None, failure_of(TokenSource.LOCAL, error)
 
     async def _tokenize_and_deliver(
-        self, request: InferenceRequest, view: InferenceRequest, chat: PlainChat | None
+        self, request: InferenceRequest, view: InferenceRequest, *, plain: bool
     ) -> None:
         try:
-            prompt = await self.services.tokens.prompt(view, chat)
+            prompt = await self.services.tokens.prompt(view, plain=plain)
             self._tokenizing = None
             self._deliver(request, prompt)
         except RequestError as error:

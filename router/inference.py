@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from conductor.placement import Tokens
@@ -79,8 +79,7 @@ _CHECKS: Final[dict[Endpoint, Callable[[dict[str, Any]], None]]] = {
 }
 
 
-@dataclass(slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, gc=False):
     """``body`` are the bytes the client sent, ``parsed`` what they say, unless that has been forgotten."""
 
     endpoint: Endpoint

@@ -8,8 +8,9 @@ to the token, or cached prefixes are not found. Placement alone reads it: engine
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from router.errors import TokenizationError
 from router.inference import Endpoint, InferenceRequest

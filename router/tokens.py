@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import msgspec
 import numpy as np
 import structlog
 
@@ -47,8 +47,7 @@ _ENGINE_FIELDS = (
 NO_TOKENS: Tokens = np.empty(0, dtype=np.uint32)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """``prompt_tokens`` is exact, or an estimate when ``source`` is ``none``.
 
     ``fallback`` says why no better source was used, where there is one.
@@ -146,10 +145,10 @@ class TokenService:
             return None
         return None if tokens is None else _prompt(tokens, TokenSource.LOCAL)
 
-    async def prompt(self, request: InferenceRequest, chat: PlainChat | None = None) -> Prompt:
+    async def prompt(self, request: InferenceRequest, *, plain: bool = False) -> Prompt:
         """The prompt from the best source that works. Never raises on account of the prompt.
 
-        Of a ``chat`` that was read, and takes too long to be tokenized at once, the request need not be parsed.
+        A ``plain`` chat that takes too long to be tokenized at once need not be parsed for it.
         """
         tokenizer = self._tokenizer(request.model)
         fallback = _no_tokenizer(request)
@@ -158,7 +157,7 @@ class TokenService:
                 self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
             loop = asyncio.get_running_loop()
             try:
-                tokens = await loop.run_in_executor(self._threads, self._tokenized, tokenizer, request, chat)
+                tokens = await loop.run_in_executor(self._threads, self._tokenized, tokenizer, request, plain)
                 return _prompt(tokens, TokenSource.LOCAL)
             except Exception as error:  # templates are programs and may fail in any way
                 fallback = self._failed(request, TokenSource.LOCAL, error)
@@ -172,12 +171,10 @@ class TokenService:
             return untokenized(request, f"{fallback}; engine: no instance serves the model")
         return _prompt(truncated(engine_tokens, request.document), TokenSource.ENGINE, fallback)
 
-    def _tokenized(
-        self, tokenizer: PromptTokenizer, request: InferenceRequest, chat: PlainChat | None
-    ) -> Tokens:
+    def _tokenized(self, tokenizer: PromptTokenizer, request: InferenceRequest, plain: bool) -> Tokens:
         tokens = None
-        if chat is not None and self._plain is not None:
-            tokens = self._plain.tokenize(chat)
+        if plain and self._plain is not None:
+            tokens = self._plain.tokenize(request.body)
         return tokenizer.tokens(request) if tokens is None else tokens
 
     def _plain_prompts(self, model: str) -> PlainPrompts | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -53,21 +53,11 @@ class _Scratch:
         self.tokens = np.empty(size, np.uint32)
 
 
-@dataclass(slots=True)
-class PlainChat:
+class PlainChat(NamedTuple):
     """What is read of a body. ``tokens`` is None where :meth:`PlainChats.tokenize` has to be asked for them."""
 
-    body: bytes | bytearray
-    model: str
-    stream: bool
-    max_output_tokens: int | None
+    request: InferenceRequest
     tokens: Tokens | None
-    prompts: PlainPrompts
-
-    def request(self) -> InferenceRequest:
-        return InferenceRequest(
-            Endpoint.CHAT, self.body, None, self.model, self.stream, self.max_output_tokens, cache_salt=None
-        )
 
 
 class PlainChats:
@@ -91,9 +81,9 @@ class PlainChats:
         """
         return self._read(body, AT_ONCE_BYTES)
 
-    def tokenize(self, chat: PlainChat) -> Tokens | None:
-        """However long it is; None where the library has to be asked."""
-        found = self._read(chat.body, _MOST_BODY_BYTES)
+    def tokenize(self, body: bytes | bytearray) -> Tokens | None:
+        """Of a plain chat, however long it is; None where the library has to be asked."""
+        found = self._read(body, _MOST_BODY_BYTES)
         return None if found is None else found.tokens
 
     def _read(self, body: bytes | bytearray, most_new: int) -> PlainChat | None:
@@ -140,18 +130,22 @@ class PlainChats:
             return None
         if known is not None and not (layout.in_turn and layout.begins_as(known.layout, common)):
             return None
-        limit = max_completion_tokens if max_completion_tokens >= 0 else max_tokens
-        chat = PlainChat(body, model, stream == 1, None if limit < 0 else limit, None, prompts)
+        tokens = None
         if len(body) - behind <= most_new:
-            chat.tokens = self._tokens(chat, data, layout, roles, known, common, scratch)
-            if chat.tokens is None:
+            tokens = self._tokens(body, data, prompts, layout, roles, known, common, scratch)
+            if tokens is None:
                 return None
-        return chat
+        limit = max_completion_tokens if max_completion_tokens >= 0 else max_tokens
+        request = InferenceRequest(
+            Endpoint.CHAT, body, None, model, stream == 1, None if limit < 0 else limit, None
+        )
+        return PlainChat(request, tokens)
 
     def _tokens(
         self,
-        chat: PlainChat,
+        body: bytes | bytearray,
         data: NDArray[np.uint8],
+        prompts: PlainPrompts,
         layout: Layout,
         roles: bytes,
         known: KnownChat | None,
@@ -171,14 +165,13 @@ class PlainChats:
         text = scratch.text
         if size == BLANK:
             return None
-        prompts = chat.prompts
         words = prompts.words
         if (beyond_ascii or not layout.is_ascii) and not words.is_sure(text[:size].tobytes().decode()):
             return None
         contents = layout.contents.size - common
         absent = layout.shape.absent
         if (absent or layout.unwritten) and not _holds(
-            absent, layout.unwritten, chat.body, scratch.messages, common
+            absent, layout.unwritten, body, scratch.messages, common
         ):
             return None
         is_long = data.size >= LONG_BYTES and layout.in_turn
@@ -192,13 +185,14 @@ class PlainChats:
         new = scratch.tokens[:count]
         tokens = new.copy() if known is None else np.concatenate((_front(known, common), new))
         if is_long:
-            self._keep(chat, data, layout, roles, known, common, scratch, tokens, places)
+            self._keep(body, data, prompts, layout, roles, known, common, scratch, tokens, places)
         return tokens
 
     def _keep(
         self,
-        chat: PlainChat,
+        body: bytes | bytearray,
         data: NDArray[np.uint8],
+        prompts: PlainPrompts,
         layout: Layout,
         roles: bytes,
         known: KnownChat | None,
@@ -221,7 +215,7 @@ class PlainChats:
             marks,
         )
         facts = scratch.facts_before.copy()
-        self._known.keep(KnownChat(chat.body, data, chat.prompts, layout, facts, roles, marks, tokens))
+        self._known.keep(KnownChat(body, data, prompts, layout, facts, roles, marks, tokens))
 
 
 def _front(known: KnownChat, common: int) -> Tokens:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import openai
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from conductor.placement import RejectedError, TokenSource, Usage
 from router import TokenService

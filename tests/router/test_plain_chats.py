@@ -72,11 +72,11 @@ def check(reader: PlainChats, tokenizer: PromptTokenizer, body: bytes) -> PlainC
     if chat is None:
         return None
     expected = parse_inference(Endpoint.CHAT, body)
-    request = chat.request()
+    request = chat.request
     assert request.document == expected.document
     for name in ("endpoint", "model", "stream", "max_output_tokens", "cache_salt"):
         assert getattr(request, name) == getattr(expected, name)
-    tokens = chat.tokens if chat.tokens is not None else reader.tokenize(chat)
+    tokens = chat.tokens if chat.tokens is not None else reader.tokenize(body)
     if tokens is not None:
         assert tokens.tolist() == tokenizer.tokens(expected).tolist()
     return chat
@@ -166,8 +166,8 @@ def test_nothing_is_read_that_the_libraries_refuse(body: bytes) -> None:
     if chat is not None:
         document = orjson.loads(body)  # which raises nothing
         expected = parse_inference(Endpoint.CHAT, body)
-        assert (chat.model, chat.stream) == (document["model"], expected.stream)
-        assert chat.max_output_tokens == expected.max_output_tokens
+        assert (chat.request.model, chat.request.stream) == (document["model"], expected.stream)
+        assert chat.request.max_output_tokens == expected.max_output_tokens
         assert chat.tokens is not None
         assert chat.tokens.tolist() == tokenizer.tokens(expected).tolist()
 
@@ -366,7 +366,7 @@ async def test_the_service_tokenizes_long_chats_in_a_thread() -> None:
     chat = service.plain_chat(body)
     assert chat is not None
     assert chat.tokens is None
-    prompt = await service.prompt(chat.request(), chat)
+    prompt = await service.prompt(chat.request, plain=True)
     assert prompt.tokens.tolist() == tokenizer.tokens(parse_inference(Endpoint.CHAT, body)).tolist()
     known = service.plain_chat(body)
     assert known is not None

@@ -431,7 +431,7 @@ async def test_client_that_leaves_while_its_prompt_is_tokenized(cluster: Any) ->
         def prompt_at_once(self, request: Any) -> Any:
             return None
 
-        async def prompt(self, request: Any, chat: Any = None) -> Any:
+        async def prompt(self, request: Any, *, plain: bool = False) -> Any:
             tokenizing.set()
             await release.wait()
 
