@@ -128,3 +128,15 @@ def secret_at(_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
 
     return types.CPointer(types.uint64)(types.int64), generate
+
+
+def pointer(kind: Any, code: ir.Type) -> Any:
+    """From an address to a pointer at numbers of a kind, which can be indexed, and made an array by ``carray``."""
+
+    def function(_context: Any, address: Any) -> Any:
+        def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], code.as_pointer())
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return instruction(function)

@@ -12,17 +12,20 @@ longest first, with the id of each, or `FORBIDDEN`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.np.numpy_support import carray
+from numpy.typing import NDArray
 
 from cache_index.kernel_set import KernelSet, entry_point, inlined, outlined
 from cache_index.kernels import machine_words
-from cache_index.kernels.machine_words import load64, swap_bytes, trailing_zeros
+from cache_index.kernels.machine_words import load64, pointer, swap_bytes, trailing_zeros, words_at
 from router.word_tokens import cutting
 from router.word_tokens.cutting import DEEPSEEK, EAST_ASIAN, INSIDE, UNSEEN, UNSURE, word_end
 
@@ -50,7 +53,8 @@ _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OUT_BYTES = types.Array(types.uint8, 1, "C")
 _INTEGERS = types.Array(types.int64, 1, "C")
 _OUT_IDS = types.Array(types.uint32, 1, "C")
-_TABLE = types.Array(types.uint8, 2, "C")
+_bytes_at = pointer(types.uint8, ir.IntType(8))
+_ids_at = pointer(types.uint32, ir.IntType(32))
 
 
 @inlined
@@ -267,20 +271,27 @@ def _same_bytes(text, at, size, others, start):
     return same == size
 
 
-@_KERNELS.kernel(
-    _BYTES, _INTEGER, _BYTES, _TABLE, _BYTES, _INTEGERS, _INTEGERS, _INTEGER, _INTEGER, _INTEGER,
-    _INTEGERS, _INTEGERS, _OUT_BYTES, _OUT_IDS, _INTEGERS, _INTEGERS, _INTEGERS, _OUT_BYTES, _OUT_IDS, _INTEGERS,
-)  # fmt: skip
-def _look_up(
-    text, size, kind_of, starts, added, added_ends, added_ids, style, most_digits, longest,
-    used, entries, words, ids, letters, pairs, whole, whole_words, tokens, places,
-):  # fmt: skip
-    """The tokens of the first ``size`` bytes of a text.
+@_KERNELS.kernel(_BYTES, _INTEGER, _INTEGERS, _OUT_IDS, _INTEGERS)
+def _look_up(text, size, tables, tokens, places):
+    """The tokens of the first ``size`` bytes of a text. ``tables`` are `table_addresses`.
 
-    ``whole`` are the words that are one token whatever merges. Of each added token, ``places`` gets where it begins
-    and how many tokens stand in front of it, as far as there is room. Returns how it went, and how many tokens
-    there are, or the character that is unseen.
+    Of each added token, ``places`` gets where it begins and how many tokens stand in front of it, as far as there
+    is room. Returns how it went, and how many tokens there are, or the character that is unseen.
     """
+    style, most_digits, longest = tables[0], tables[1], tables[2]
+    kind_of = carray(_bytes_at(tables[3]), tables[4])
+    starts = carray(_bytes_at(tables[5]), (2, 0x100))
+    added = carray(_bytes_at(tables[7]), tables[8])
+    added_ends = carray(words_at(tables[9]), tables[10])
+    added_ids = carray(words_at(tables[11]), tables[12])
+    used = carray(words_at(tables[13]), tables[14])
+    entries = carray(words_at(tables[15]), tables[16])
+    words = carray(_bytes_at(tables[17]), tables[18])
+    ids = carray(_ids_at(tables[19]), tables[20])
+    letters = carray(words_at(tables[21]), tables[22])
+    pairs = carray(words_at(tables[23]), tables[24])
+    whole = carray(words_at(tables[25]), tables[26])  # words that are one token whatever merges
+    whole_words = carray(_bytes_at(tables[27]), tables[28])
     text = text[:size]
     kinds = np.empty(size, np.uint8)
     outcome, character = _classify(text, kind_of, style, kinds)
@@ -339,6 +350,17 @@ def _look_up(
     for rest in range(place, len(places), 2):
         places[rest] = _NEVER
     return DONE, count
+
+
+def table_addresses(
+    style: int, most_digits: int, longest: int, arrays: Sequence[NDArray[Any]]
+) -> NDArray[np.int64]:
+    """How words are cut, and the address and size of each array that is always the same: kinds of characters; of
+    added tokens their starts, texts, ends and ids; what is used, entries, words and ids of the table of words;
+    letters, pairs, and the words that are one token with their bytes. They must outlive it.
+    """
+    places = [number for array in arrays for number in (array.ctypes.data, array.size)]
+    return np.array([style, most_digits, longest, *places], np.int64)
 
 
 @_KERNELS.kernel(_INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS)

@@ -77,13 +77,12 @@ class WordTokens:
     ) -> None:
         self._to_nfc = to_nfc
         self._look_up = kernels.entry_points()[0]
-        self._added = added
         table = _Table(max_words)
-        self._fixed = (
-            *added, *cut, _LONGEST_WORD_BYTES,
-            table.used, table.entries, table.words, table.ids,
+        self._arrays = (
+            _kinds().of, *added, table.used, table.entries, table.words, table.ids,
             merges.letters, merges.pairs, merges.whole, merges.whole_words,
         )  # fmt: skip
+        self._tables = kernels.table_addresses(*cut, _LONGEST_WORD_BYTES, self._arrays)
         self._lock = threading.Lock()
 
     def tokens(self, text: str) -> Tokens | None:
@@ -111,15 +110,14 @@ class WordTokens:
         Of the added tokens, ``places`` gets where each begins, and how many tokens stand in front of it, as far as
         there is room for such pairs; places behind all in what is left of it.
         """
-        kinds = _kinds()
         for _ in range(_MOST_PASSES):
             with self._lock:
-                outcome, count = self._look_up(text, size, kinds.of, *self._fixed, tokens, places)
+                outcome, count = self._look_up(text, size, self._tables, tokens, places)
             if outcome == kernels.DONE:
                 return int(count)
             if outcome == kernels.LEFT_TO_LIBRARY:
                 return None
-            kinds.learn(count)
+            _kinds().learn(count)
         return None
 
 
