@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from conductor.placement import Tokens
 from router.inference import Endpoint, InferenceRequest
 from router.plain_chats import scanning as s
+from router.plain_chats.json_ends import NOT_PLAIN
 from router.plain_chats.known_chats import LONG_BYTES, KnownChat, KnownChats
 from router.plain_chats.layout import Layout
 from router.plain_chats.prompts import PlainPrompts
@@ -117,7 +118,7 @@ class PlainChats:
             behind, roles = known.marks.item(ENDS, common - 1), known.roles[:common]
             facts[:] = known.facts
         count = self._scan(data, behind, facts, scratch.facts_before, scratch.messages, scratch.roles)
-        if count == s.NOT_PLAIN:
+        if count == NOT_PLAIN:
             return None
         model_begin, model_end, stream, max_tokens, max_completion_tokens, choices, _ = facts.tolist()
         model = body[model_begin:model_end].decode()

@@ -14,7 +14,8 @@ from numba import types
 
 from cache_index.kernel_set import KernelSet, entry_point, inlined, outlined
 from router.plain_chats import scanning
-from router.plain_chats.scanning import BEGIN, BEYOND_ASCII, END, ESCAPED, MESSAGE, MESSAGE_END, WRITTEN
+from router.plain_chats.json_ends import BEYOND_ASCII, ESCAPED
+from router.plain_chats.scanning import BEGIN, END, MESSAGE, MESSAGE_END, WRITTEN
 from router.unknown_text import LEFT, RIGHT
 
 _KERNELS = KernelSet(Path(__file__), Path(scanning.__file__))
