@@ -43,6 +43,7 @@ WORDS, BYTES, IDS = range(3)  # of ``used``
 _SHIFT, _LOW = 16, 0xFFFF
 _LOW_BITS, _TOP_BITS = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
 _EACH = np.uint64(0x0101010101010101)  # of eight bytes
+_BLOCK = np.uint64(64)
 _HALF = 32  # bits of a key or a value
 _NEVER = np.int64(0x7FFFFFFFFFFFFFFF)  # a rank, or a place, behind all
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -238,28 +239,45 @@ def _merged(text, at, end, letters, pairs, merges, tokens, first):
 
 
 @inlined
-def _next_added(text, at, own_from, starts, added, added_ends, added_ids):
+def _behind_blocks(text, at, only_start):
+    """Behind as many blocks as there are without the byte that all added tokens begin with, where it is one."""
+    place = np.uint64(at)  # unsigned: indices that cannot be negative are vectorized
+    while only_start >= 0 and place + _BLOCK <= len(text):
+        found = np.uint8(0)
+        for each in range(_BLOCK):
+            found |= text[place + each] == only_start
+        if found:
+            break
+        place += _BLOCK
+    return np.int64(place)
+
+
+@inlined
+def _next_added(text, at, own_from, only_start, starts, added, added_ends, added_ids):
     """Where the first added token from ``own_from`` on begins, and which it is; `NOTHING` twice where none does.
 
     A forbidden one counts from ``at`` on, and is `FORBIDDEN`. ``starts`` are their first and second bytes.
     """
-    for place in range(at, len(text)):
-        if not starts[0, text[place]]:
-            continue
-        if place + 1 < len(text) and not starts[1, text[place + 1]]:
-            continue
-        found = NOTHING
-        begin = 0
-        for each in range(len(added_ends)):
-            size = added_ends[each] - begin
-            if place + size <= len(text) and _same_bytes(text, place, size, added, begin):
-                if added_ids[each] == FORBIDDEN:
-                    return place, np.int64(FORBIDDEN)
-                if found == NOTHING and place >= own_from:
-                    found = each
-            begin = added_ends[each]
-        if found != NOTHING:
-            return place, np.int64(found)
+    place = _behind_blocks(text, at, only_start)
+    looked_at = 0
+    while place < len(text):
+        if starts[0, text[place]] and (place + 1 == len(text) or starts[1, text[place + 1]]):
+            found = NOTHING
+            begin = 0
+            for each in range(len(added_ends)):
+                size = added_ends[each] - begin
+                if place + size <= len(text) and _same_bytes(text, place, size, added, begin):
+                    if added_ids[each] == FORBIDDEN:
+                        return place, np.int64(FORBIDDEN)
+                    if found == NOTHING and place >= own_from:
+                        found = each
+                begin = added_ends[each]
+            if found != NOTHING:
+                return place, np.int64(found)
+        place += 1
+        looked_at += 1
+        if looked_at == np.int64(_BLOCK):
+            place, looked_at = _behind_blocks(text, place, only_start), 0
     return np.int64(len(text)), np.int64(NOTHING)
 
 
@@ -278,20 +296,20 @@ def _look_up(text, size, tables, tokens, places):
     Of each added token, ``places`` gets where it begins and how many tokens stand in front of it, as far as there
     is room. Returns how it went, and how many tokens there are, or the character that is unseen.
     """
-    style, most_digits, longest = tables[0], tables[1], tables[2]
-    kind_of = carray(_bytes_at(tables[3]), tables[4])
-    starts = carray(_bytes_at(tables[5]), (2, 0x100))
-    added = carray(_bytes_at(tables[7]), tables[8])
-    added_ends = carray(words_at(tables[9]), tables[10])
-    added_ids = carray(words_at(tables[11]), tables[12])
-    used = carray(words_at(tables[13]), tables[14])
-    entries = carray(words_at(tables[15]), tables[16])
-    words = carray(_bytes_at(tables[17]), tables[18])
-    ids = carray(_ids_at(tables[19]), tables[20])
-    letters = carray(words_at(tables[21]), tables[22])
-    pairs = carray(words_at(tables[23]), tables[24])
-    whole = carray(words_at(tables[25]), tables[26])  # words that are one token whatever merges
-    whole_words = carray(_bytes_at(tables[27]), tables[28])
+    style, most_digits, longest, only_start = tables[0], tables[1], tables[2], tables[3]
+    kind_of = carray(_bytes_at(tables[4]), tables[5])
+    starts = carray(_bytes_at(tables[6]), (2, 0x100))
+    added = carray(_bytes_at(tables[8]), tables[9])
+    added_ends = carray(words_at(tables[10]), tables[11])
+    added_ids = carray(words_at(tables[12]), tables[13])
+    used = carray(words_at(tables[14]), tables[15])
+    entries = carray(words_at(tables[16]), tables[17])
+    words = carray(_bytes_at(tables[18]), tables[19])
+    ids = carray(_ids_at(tables[20]), tables[21])
+    letters = carray(words_at(tables[22]), tables[23])
+    pairs = carray(words_at(tables[24]), tables[25])
+    whole = carray(words_at(tables[26]), tables[27])  # words that are one token whatever merges
+    whole_words = carray(_bytes_at(tables[28]), tables[29])
     text = text[:size]
     kinds = np.empty(size, np.uint8)
     outcome, character = _classify(text, kind_of, style, kinds)
@@ -301,7 +319,7 @@ def _look_up(text, size, tables, tokens, places):
     address = text.ctypes.data
     count, at, place, searched = 0, 0, 0, 0
     while at < size:
-        end, which = _next_added(text, searched, at, starts, added, added_ends, added_ids)
+        end, which = _next_added(text, searched, at, only_start, starts, added, added_ends, added_ids)
         if which == FORBIDDEN:
             return LEFT_TO_LIBRARY, 0
         while at < end:
@@ -353,14 +371,15 @@ def _look_up(text, size, tables, tokens, places):
 
 
 def table_addresses(
-    style: int, most_digits: int, longest: int, arrays: Sequence[NDArray[Any]]
+    style: int, most_digits: int, longest: int, only_start: int, arrays: Sequence[NDArray[Any]]
 ) -> NDArray[np.int64]:
-    """How words are cut, and the address and size of each array that is always the same: kinds of characters; of
-    added tokens their starts, texts, ends and ids; what is used, entries, words and ids of the table of words;
-    letters, pairs, and the words that are one token with their bytes. They must outlive it.
+    """How words are cut, the byte that all added tokens begin with (-1 where it is not one), and the address and
+    size of each array that is always the same: kinds of characters; of added tokens their starts, texts, ends and
+    ids; what is used, entries, words and ids of the table of words; letters, pairs, and the words that are one token
+    with their bytes. They must outlive it.
     """
     places = [number for array in arrays for number in (array.ctypes.data, array.size)]
-    return np.array([style, most_digits, longest, *places], np.int64)
+    return np.array([style, most_digits, longest, only_start, *places], np.int64)
 
 
 @_KERNELS.kernel(_INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS)

@@ -82,7 +82,9 @@ class WordTokens:
             _kinds().of, *added, table.used, table.entries, table.words, table.ids,
             merges.letters, merges.pairs, merges.whole, merges.whole_words,
         )  # fmt: skip
-        self._tables = kernels.table_addresses(*cut, _LONGEST_WORD_BYTES, self._arrays)
+        first = added.starts[0].nonzero()[0]
+        only_start = first.item() if len(first) == 1 else -1
+        self._tables = kernels.table_addresses(*cut, _LONGEST_WORD_BYTES, only_start, self._arrays)
         self._lock = threading.Lock()
 
     def tokens(self, text: str) -> Tokens | None:
