@@ -375,8 +375,8 @@ def table_addresses(
 ) -> NDArray[np.int64]:
     """How words are cut, the byte that all added tokens begin with (-1 where it is not one), and the address and
     size of each array that is always the same: kinds of characters; of added tokens their starts, texts, ends and
-    ids; what is used, entries, words and ids of the table of words; letters, pairs, and the words that are one token
-    with their bytes. They must outlive it.
+    ids; what is used, entries, words and ids of the table of words; letters, pairs, and the words that are one
+    token with their bytes. They must outlive it.
     """
     places = [number for array in arrays for number in (array.ctypes.data, array.size)]
     return np.array([style, most_digits, longest, only_start, *places], np.int64)

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-from word_tokenizers import BITS, CUTS, MAKERS, SPECIALS, as_gpt2, as_llama_3, as_qwen, split_by
+from word_tokenizers import (
+    BITS,
+    CUTS,
+    MAKERS,
+    SPECIALS,
+    as_gpt2,
+    as_llama_3,
+    as_qwen,
+    split_by,
+    with_bracketed_tokens,
+)
 
 from conductor.placement import Tokens
 from router import PromptTokenizer
@@ -200,6 +210,21 @@ def test_other_tokenizers_are_refused(spoil: Callable[[Tokenizer], object], why:
     spoil(tokenizer)
     with pytest.raises(UnfitError, match=why):
         word_tokens_of(tokenizer, segmentation)
+
+
+@pytest.mark.parametrize("maker", [as_llama_3, with_bracketed_tokens], ids=lambda maker: maker.__name__)
+def test_added_tokens_are_found_wherever_they_stand(maker: Callable[[], Tokenizer]) -> None:
+    tokenizer = maker()
+    words, encode = by_words(tokenizer), encoder(tokenizer)
+    for behind in range(200):
+        for special in SPECIALS:
+            text = "x " * (behind // 2) + "<" * (behind % 2) + special + " fox" * (behind % 40)
+            found = words.tokens(text)
+            assert found is not None
+            assert found.tolist() == encode(text).tolist()
+    for behind in range(150):
+        for left in ("[INST]", "dog") if maker is with_bracketed_tokens else ():
+            assert words.tokens("x" * behind + left + " fox" * 40) is None
 
 
 def test_long_text_is_tokenized_at_once_by_its_words() -> None:
