@@ -12,7 +12,8 @@ from router.plain_chats.writing import NOT_BLANK
 from router.template_shapes import Shape
 
 _NO_CUT = -1
-_MOST_BEGINS = 16
+_LAST_MESSAGES = 4
+_MOST_SHARED = 16
 _LAYOUT_BYTES = 2_048  # of its arrays' heads and its different texts
 _PIECE_BYTES = 5 * 8 + 3 * 8 + 64  # of arrays, of references, and of a condition
 
@@ -38,26 +39,31 @@ class Layout:
     room: int
     unwritten: tuple[int, ...]
     number: int = field(default_factory=count().__next__)  # names it, and keeps nothing alive
-    _begins: dict[tuple[int, int], bool] = field(default_factory=dict)
+    _shared: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def cost_bytes(self) -> int:
         """Of a piece of text there are the bytes, and references to one that is shared."""
         return _LAYOUT_BYTES + self.literals.nbytes + _PIECE_BYTES * self.literal_ends.size
 
-    def begins_as(self, other: Layout, messages: int) -> bool:
-        """Whether both write the same of so many messages, up to the separator behind them, if they may at all."""
-        if self is other:
-            return True
-        key = (other.number, messages)
-        begins = self._begins.get(key)
-        if begins is None:
-            if len(self._begins) >= _MOST_BEGINS:
-                self._begins.clear()
-            begins = self._begins[key] = self._compared(other, messages)
-        return begins
+    def shared_with(self, other: Layout, messages: int) -> int:
+        """Of how many of so many messages both write the same, up to the separator behind them, if they may at all.
 
-    def _compared(self, other: Layout, messages: int) -> bool:
+        Templates may write of the last turns what they do not write of earlier ones; further back nothing is tried.
+        """
+        if self is other:
+            return messages
+        key = (other.number, messages)
+        shared = self._shared.get(key)
+        if shared is None:
+            if len(self._shared) >= _MOST_SHARED:
+                self._shared.clear()
+            fewest = max(messages - _LAST_MESSAGES, 0)
+            tried = range(messages, fewest, -1)
+            shared = self._shared[key] = next((each for each in tried if self._begins_as(other, each)), 0)
+        return shared
+
+    def _begins_as(self, other: Layout, messages: int) -> bool:
         mine, theirs = self.shape, other.shape
         cut = self.cuts.item(messages)
         return (

@@ -21,6 +21,7 @@ from router.plain_chats.writing import (
     CHARACTER_CUTS,
     ENDS,
     MARKS,
+    NO_CUT,
     NO_ROOM,
     PLACED,
     TOKEN_CUTS,
@@ -129,8 +130,12 @@ class PlainChats:
         layout = prompts.layout(roles) if 0 < len(roles) <= _MOST_MESSAGES else None
         if layout is None:
             return None
-        if known is not None and not (layout.in_turn and layout.begins_as(known.layout, common)):
-            return None
+        if known is not None:
+            shared = layout.shared_with(known.layout, common) if layout.in_turn else 0
+            if not shared or known.marks.item(TOKEN_CUTS, shared - 1) == NO_CUT:
+                return None
+            if shared < common:
+                return self._read_behind(body, data, known, shared, scratch, most_new)
         tokens = None
         if len(body) - behind <= most_new:
             tokens = self._tokens(body, data, prompts, layout, roles, known, common, scratch)
