@@ -62,6 +62,19 @@ class PlainChat(NamedTuple):
     tokens: Tokens | None
 
 
+class _Reading(NamedTuple):
+    """A body that was found to be a plain chat, of which the first ``common`` messages are those of a known one."""
+
+    body: bytes | bytearray
+    data: NDArray[np.uint8]
+    prompts: PlainPrompts
+    layout: Layout
+    roles: bytes
+    known: KnownChat | None
+    common: int
+    scratch: _Scratch
+
+
 class PlainChats:
     """Reads chats whose messages are a role and a text each. Thread-safe.
 
@@ -128,7 +141,9 @@ class PlainChats:
             return None
         roles += scratch.roles[:count].tobytes()
         layout = prompts.layout(roles) if 0 < len(roles) <= _MOST_MESSAGES else None
-        if layout is None:
+        if (
+            layout is None or layout.contents.size > _MOST_MESSAGES
+        ):  # some templates write contents repeatedly
             return None
         if known is not None:
             shared = layout.shared_with(known.layout, common) if layout.in_turn else 0
@@ -138,7 +153,7 @@ class PlainChats:
                 return self._read_behind(body, data, known, shared, scratch, most_new)
         tokens = None
         if len(body) - behind <= most_new:
-            tokens = self._tokens(body, data, prompts, layout, roles, known, common, scratch)
+            tokens = self._tokens(_Reading(body, data, prompts, layout, roles, known, common, scratch))
             if tokens is None:
                 return None
         limit = max_completion_tokens if max_completion_tokens >= 0 else max_tokens
@@ -147,26 +162,18 @@ class PlainChats:
         )
         return PlainChat(request, tokens)
 
-    def _tokens(
-        self,
-        body: bytes | bytearray,
-        data: NDArray[np.uint8],
-        prompts: PlainPrompts,
-        layout: Layout,
-        roles: bytes,
-        known: KnownChat | None,
-        common: int,
-        scratch: _Scratch,
-    ) -> Tokens | None:
+    def _tokens(self, reading: _Reading) -> Tokens | None:
         """None where the library has to be asked, or the template might write something else."""
+        body, data, prompts, layout, roles, known, common, scratch = reading
         begin = layout.cuts.item(common) if common else 0
         arguments = (data, scratch.messages, common, layout.contents, layout.how, layout.literals,
                      layout.literal_ends, begin)  # fmt: skip
         size, beyond_ascii, characters = self._write(*arguments, scratch.text, scratch.placed)
         if size == NO_ROOM:
-            scratch.make_room(2 * (layout.room + len(data)))
+            times = layout.contents.size // len(roles) + 1  # that a content is written, by and large
+            scratch.make_room(max(layout.room + times * len(data), len(scratch.text)))
             size, beyond_ascii, characters = self._write(*arguments, scratch.text, scratch.placed)
-            if size == NO_ROOM:  # where contents are written again and again
+            if size == NO_ROOM:  # where one of them is written again and again
                 return None
         text = scratch.text
         if size == BLANK:
@@ -191,23 +198,12 @@ class PlainChats:
         new = scratch.tokens[:count]
         tokens = new.copy() if known is None else np.concatenate((_front(known, common), new))
         if is_long:
-            self._keep(body, data, prompts, layout, roles, known, common, scratch, tokens, places)
+            self._keep(reading, tokens, places)
         return tokens
 
-    def _keep(
-        self,
-        body: bytes | bytearray,
-        data: NDArray[np.uint8],
-        prompts: PlainPrompts,
-        layout: Layout,
-        roles: bytes,
-        known: KnownChat | None,
-        common: int,
-        scratch: _Scratch,
-        tokens: Tokens,
-        places: NDArray[np.int64],
-    ) -> None:
+    def _keep(self, reading: _Reading, tokens: Tokens, places: NDArray[np.int64]) -> None:
         """Remember what a next turn begins with."""
+        body, data, prompts, layout, roles, known, common, scratch = reading
         marks = np.empty((MARKS, len(roles)), np.int64)
         known_marks = marks if known is None else known.marks
         self._mark(

@@ -353,6 +353,29 @@ def test_very_many_messages_are_left_to_others() -> None:
     assert reader.read(body_of(["a"] * 5_000)) is None
 
 
+def test_contents_that_are_written_again_and_again() -> None:
+    source = (
+        "{% for i in range(3) %}{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}{% endfor %}"
+    )
+    tokenizer = tokenizer_of(as_llama_3, source)
+    reader = reader_of(tokenizer)
+    for messages, size in ((1, 8), (300, 8), (20, 300), (1, 30_000), (20, 4_000)):
+        assert check(reader, tokenizer, body_of(["fox's " * (size // 6)] * messages)) is not None
+    assert reader.read(body_of(["a"] * 400)) is None  # more contents than there is room for
+
+
+def test_a_content_that_is_written_more_often_than_others() -> None:
+    source = (
+        "{% for i in range(300) %}{{ messages[0].content }}{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+    )
+    tokenizer = tokenizer_of(as_llama_3, source)
+    reader = reader_of(tokenizer)
+    assert check(reader, tokenizer, body_of(["a ", "b", "c"])) is not None
+    assert reader.read(body_of(["fox's " * 1_000] + ["b"] * 300)) is None
+    assert check(reader, tokenizer, body_of(["a ", "b", "c"])) is not None
+
+
 def test_much_new_text_is_left_for_a_thread() -> None:
     tokenizer = tokenizer_of(as_llama_3, CHATML)
     reader = reader_of(tokenizer)
