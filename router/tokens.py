@@ -143,7 +143,7 @@ class TokenService:
             tokens = tokenizer.tokens_if_known(request, self._in_thread_bytes)
         except Exception:  # met again, and counted, where the next source is tried
             return None
-        return None if tokens is None else _prompt(tokens, TokenSource.LOCAL)
+        return None if tokens is None else tokenized(tokens, TokenSource.LOCAL)
 
     async def prompt(self, request: InferenceRequest, *, plain: bool = False) -> Prompt:
         """The prompt from the best source that works. Never raises on account of the prompt.
@@ -158,7 +158,7 @@ class TokenService:
             loop = asyncio.get_running_loop()
             try:
                 tokens = await loop.run_in_executor(self._threads, self._tokenized, tokenizer, request, plain)
-                return _prompt(tokens, TokenSource.LOCAL)
+                return tokenized(tokens, TokenSource.LOCAL)
             except Exception as error:  # templates are programs and may fail in any way
                 fallback = self._failed(request, TokenSource.LOCAL, error)
         if self._engine is None:
@@ -169,7 +169,7 @@ class TokenService:
             return untokenized(request, f"{fallback}; {self._failed(request, TokenSource.ENGINE, error)}")
         if engine_tokens is None:
             return untokenized(request, f"{fallback}; engine: no instance serves the model")
-        return _prompt(truncated(engine_tokens, request.document), TokenSource.ENGINE, fallback)
+        return tokenized(truncated(engine_tokens, request.document), TokenSource.ENGINE, fallback)
 
     def _tokenized(self, tokenizer: PromptTokenizer, request: InferenceRequest, plain: bool) -> Tokens:
         tokens = None
@@ -200,7 +200,7 @@ class TokenService:
         except (ValueError, TypeError, OverflowError) as error:
             failure = TokenizationError(f"not a list of token ids: {error}")
             return untokenized(request, self._failed(request, TokenSource.CLIENT, failure))
-        return _prompt(truncated(tokens, request.document), TokenSource.CLIENT)
+        return tokenized(truncated(tokens, request.document), TokenSource.CLIENT)
 
     def _failed(self, request: InferenceRequest, source: TokenSource, error: Exception) -> str:
         """Count and log a failure; says which source failed and why."""
@@ -227,12 +227,8 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def local_prompt(tokens: Tokens) -> Prompt:
-    """Of tokens that were found here."""
-    return Prompt(tokens, len(tokens), TokenSource.LOCAL)
-
-
-def _prompt(tokens: Tokens, source: TokenSource, fallback: str | None = None) -> Prompt:
+def tokenized(tokens: Tokens, source: TokenSource, fallback: str | None = None) -> Prompt:
+    """Of a request whose token ids are known."""
     return Prompt(tokens, len(tokens), source, fallback)
 
 

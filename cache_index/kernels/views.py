@@ -59,20 +59,27 @@ def held_run(address, slots, hashes, domain):
     return hashes.shape[0]
 
 
-@kernel(ANY_U64, ANY_U64, INTEGER, nogil=False)
-def common(run, chain, start):
-    """How many hashes ``run`` and ``chain[start:]`` have in common at their beginning; one that is equal stands for
-    all before it.
+@inlined
+def common_beginning(run, chain, start, stride):
+    """How many hashes ``run`` and ``chain[start:]`` have in common at their beginning, in multiples of ``stride``.
+
+    One that is equal stands for all before it.
     """
-    equal, differ = np.int64(0), min(len(run), len(chain) - start) + 1
+    equal, differ = np.int64(0), min(len(run), len(chain) - start) // stride + 1
     middle = differ - 1  # often all of them
     while equal + 1 < differ:
-        if run[middle - 1] == chain[start + middle - 1]:
+        if run[stride * middle - 1] == chain[start + stride * middle - 1]:
             equal = middle
         else:
             differ = middle
         middle = (equal + differ) >> 1
-    return equal
+    return equal * stride
+
+
+@kernel(ANY_U64, ANY_U64, INTEGER, nogil=False)
+def common(run, chain, start):
+    """`common_beginning` of every hash."""
+    return common_beginning(run, chain, start, 1)
 
 
 @inlined

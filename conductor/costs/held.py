@@ -13,13 +13,15 @@ from numba import types
 from numpy.typing import NDArray
 
 from cache_index.kernel_cache import cache_directory, cached_njit
+from cache_index.kernels import views
+from cache_index.kernels.views import common_beginning
 from conductor.costs import tables as t
 from conductor.costs.instance_class import Ints
 from conductor.costs.kernels import Tokens
 
 Hashes = NDArray[np.uint64]
 
-_DIRECTORY = cache_directory(Path(__file__), Path(t.__file__))
+_DIRECTORY = cache_directory(Path(__file__), Path(t.__file__), Path(views.__file__))
 _TIERS: Final = t.TIER_LATENCY_S - t.TIER_S_PER_BYTE
 _TOKENS, _ROWS, _INT = types.int32[:, ::1], types.int64[::1], types.int64
 
@@ -51,20 +53,10 @@ raise_levels = cached_njit(raise_levels, _DIRECTORY, nogil=False)
 
 
 def raise_by_prompt(levels: Tokens, row: int, hashes: Hashes, other: Hashes, stride: int) -> None:
-    """Raise row ``row`` of ``levels`` to what two prompts have in common, in multiples of ``stride`` blocks.
-
-    One sequence hash that is equal stands for all before it.
-    """
-    common, beyond = 0, min(len(hashes), len(other)) // stride + 1
-    middle = beyond - 1  # often all of it
-    while common + 1 < beyond:
-        if hashes[stride * middle - 1] == other[stride * middle - 1]:
-            common = middle
-        else:
-            beyond = middle
-        middle = (common + beyond) >> 1
+    """Raise row ``row`` of ``levels`` to what two prompts have in common, in multiples of ``stride`` blocks."""
+    common = common_beginning(hashes, other, 0, stride)
     for tier in range(_TIERS):
-        levels[row, tier] = max(levels[row, tier], common * stride)
+        levels[row, tier] = max(levels[row, tier], common)
 
 
 raise_by_prompt = cached_njit(raise_by_prompt, _DIRECTORY, nogil=False)

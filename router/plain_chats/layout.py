@@ -8,10 +8,9 @@ from itertools import accumulate, count
 import numpy as np
 from numpy.typing import NDArray
 
-from router.plain_chats.writing import NOT_BLANK
+from router.plain_chats.writing import NO_CUT, NOT_BLANK
 from router.template_shapes import Shape
 
-_NO_CUT = -1
 _LAST_MESSAGES = 4
 _MOST_SHARED = 16
 _LAYOUT_BYTES = 2_048  # of its arrays' heads and its different texts
@@ -99,7 +98,7 @@ def layout_of(shape: Shape, separators: frozenset[str]) -> Layout:
         ),
         cuts=np.array(
             [
-                _NO_CUT if place < 0 else len(literal[:place].encode())
+                NO_CUT if place < 0 else len(literal[:place].encode())
                 for place, literal in zip(places, shape.literals, strict=True)
             ],
             np.int64,
@@ -113,4 +112,4 @@ def layout_of(shape: Shape, separators: frozenset[str]) -> Layout:
 
 
 def _first_of(separators: frozenset[str], literal: str) -> int:
-    return min((place for each in separators if (place := literal.find(each)) >= 0), default=_NO_CUT)
+    return min((place for each in separators if (place := literal.find(each)) >= 0), default=NO_CUT)

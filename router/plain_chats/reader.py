@@ -29,8 +29,8 @@ from router.plain_chats.writing import (
 )
 
 MAX_BYTES = 64 * 1024 * 1024
-AT_ONCE_BYTES = 160 * 1024  # of new text: about two thirds of a millisecond
-_MOST_MESSAGES = 1_024  # a layout that is new takes up to 14 microseconds a message
+AT_ONCE_BYTES = 160 * 1024  # of new text; more of it would keep other requests waiting
+_MOST_MESSAGES = 1_024  # of a chat, and contents of a layout; finding a new one takes longer than reading
 _MOST_BODY_BYTES = 1 << 20
 _PLACES_A_MESSAGE = 4  # added tokens in a long chat's text; with more of them it is not kept
 _SMALL_BYTES = 16_384
@@ -141,9 +141,8 @@ class PlainChats:
             return None
         roles += scratch.roles[:count].tobytes()
         layout = prompts.layout(roles) if 0 < len(roles) <= _MOST_MESSAGES else None
-        if (
-            layout is None or layout.contents.size > _MOST_MESSAGES
-        ):  # some templates write contents repeatedly
+        # Some templates write contents repeatedly.
+        if layout is None or layout.contents.size > _MOST_MESSAGES:
             return None
         if known is not None:
             shared = layout.shared_with(known.layout, common) if layout.in_turn else 0
