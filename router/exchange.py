@@ -17,7 +17,7 @@ from router.error_shapes import error_shape
 from router.errors import RequestError, internal_error, status_line, too_long
 from router.framing import ResponseHead
 from router.heads import placement_fields, response_head
-from router.inference import Endpoint, InferenceRequest, parse_inference
+from router.inference import InferenceRequest
 from router.passed_tokens import with_token_ids
 from router.placement_view import placement_view
 from router.request_head import RequestHead
@@ -205,13 +205,7 @@ class Exchange:
             self._grant = self._account.enter(self.started_s)
         self._terms = self.head.terms(self._key)
         services = self.services
-        chat = services.tokens.plain_chat(self.body) if self.endpoint is Endpoint.CHAT else None
-        if chat is None:
-            request = parse_inference(
-                self.endpoint, self.body, services.only_model, read=services.known_bodies.read
-            )
-        else:
-            request = chat.request
+        request, chat = services.read(self.endpoint, self.body)
         if self._key is not None:
             self._key.check_model(request.model)
         if self.trace is not None:

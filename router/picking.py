@@ -14,16 +14,17 @@ from conductor.placement import Placement, PlacementError, PlacementRequest, Tar
 from router.disaggregation.bodies import forwarded_body
 from router.errors import RequestError
 from router.heads import Headers, client_request_id
-from router.inference import PATHS, Endpoint, InferenceRequest, parse_inference
+from router.inference import PATHS, Endpoint, InferenceRequest
 from router.picks import Pick
 from router.placement_question import placement_question
 from router.placement_view import placement_view
 from router.refusals import not_placed
 from router.terms import parse_terms
-from router.tokens import NO_TOKENS, Prompt, failure_of, untokenized
+from router.tokens import NO_TOKENS, Prompt, failure_of, tokenized, untokenized
 
 if TYPE_CHECKING:
     from router.accounts import Grant
+    from router.plain_chats import PlainChat
     from router.services import RouterServices
 
 _NOTHING: frozenset[str] = frozenset()
@@ -114,10 +115,10 @@ async def pick(services: RouterServices, given: GatewayRequest) -> Picked:
         request_id = client_request_id(given.headers) or services.new_request_id()
         if endpoint is None:
             return await _pick_any(services, given, request_id, grant)
-        request = parse_inference(endpoint, given.body, services.only_model, read=services.known_bodies.read)
+        request, chat = services.read(endpoint, given.body)
         if key is not None:
             key.check_model(request.model)
-        prompt = await prompt_of(services, request)
+        prompt = await prompt_of(services, request, chat)
         if grant is not None and endpoint.computes:
             grant.take_tokens(prompt.prompt_tokens, services.clock())
         asked = placement_question(
@@ -159,8 +160,12 @@ async def pick_again(
         return None
 
 
-async def prompt_of(services: RouterServices, request: InferenceRequest) -> Prompt:
+async def prompt_of(services: RouterServices, request: InferenceRequest, chat: PlainChat | None) -> Prompt:
     """Never raises on account of the prompt: load alone places what cannot be tokenized."""
+    if chat is not None:
+        if chat.tokens is None:
+            return await services.tokens.prompt(request, plain=True)
+        return tokenized(chat.tokens, TokenSource.LOCAL)
     try:
         view = placement_view(request)
     except Exception as error:  # only the engine judges what is in messages and tools

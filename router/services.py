@@ -26,6 +26,7 @@ from conductor.placement import (
 from router.api_keys import KeyRing
 from router.cors import CorsPolicy
 from router.hedging import FirstBytes
+from router.inference import Endpoint, InferenceRequest, parse_inference
 from router.known_bodies import KnownBodies
 from router.known_heads import KnownHeads
 from router.line import AtOnce, Dispatch, Line
@@ -42,6 +43,7 @@ from router.upstream import UpstreamPool
 
 if TYPE_CHECKING:
     from router.exchange import Exchange
+    from router.plain_chats import PlainChat
 
 logger = structlog.get_logger("router")
 
@@ -113,7 +115,7 @@ class RouterServices:
         if keys is not None:
             self.metrics.registry.register(TenantMetrics(keys.tenants))
         self.tokens = tokens or TokenService(metrics=self.metrics)
-        self.known_bodies = KnownBodies()
+        self._known_bodies = KnownBodies()
         self.known_heads = KnownHeads()
         self.clock = clock
         self.outbox = Outbox()
@@ -189,6 +191,13 @@ class RouterServices:
                 raise model_not_named(models)
             self._only_model, self._only_model_until_s = models[0], now_s + _REMEMBERED_S
         return self._only_model
+
+    def read(self, endpoint: Endpoint, body: bytes | bytearray) -> tuple[InferenceRequest, PlainChat | None]:
+        """A request, and what is known of its prompt without parsing it. Raises RequestError (400)."""
+        chat = self.tokens.plain_chat(body) if endpoint is Endpoint.CHAT else None
+        if chat is not None:
+            return chat.request, chat
+        return parse_inference(endpoint, body, self.only_model, read=self._known_bodies.read), None
 
     def new_request_id(self) -> str:
         return f"{self._request_prefix}-{next(self._request_numbers):x}"

@@ -9,14 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from cluster_factory import make_scheduler
 
 from conductor.admission import WaitingRoom
 from conductor.dispatcher import Dispatcher
 from conductor.placement import Target, Usage
-from router import FrontDoorServer, RouterServices, RouterSettings, create_app
+from router import FrontDoorServer, PromptTokenizer, RouterServices, RouterSettings, create_app
 from router.addresses import Addresses
+from router.inference import Endpoint, parse_inference
+from router.picking import GatewayRequest, pick
+from router.tokens import TokenService
+from simulator.emulator.tokens import TOKENIZER_FOLDER
 
 BODY: dict[str, Any] = {"model": "llama", "prompt": list(range(1024)), "max_tokens": 4}
 PATH = "/pick/v1/completions"
@@ -76,6 +81,22 @@ async def test_the_answer_names_the_engine_in_header_and_body(door: Door) -> Non
     assert (
         door.metric("conductor_requests_total", model="llama", endpoint="/v1/completions", code="200") is None
     )
+
+
+@pytest.mark.parametrize(
+    "content", ["one chat", "much new text " * 15_000, [{"type": "text", "text": "in parts"}]]
+)
+async def test_chats_are_placed_by_their_exact_tokens(content: object) -> None:
+    tokenizer = PromptTokenizer.from_folder(TOKENIZER_FOLDER)
+    scheduler = make_scheduler("mm")
+    services = RouterServices(scheduler, tokens=TokenService({"*": tokenizer}))
+    body = orjson.dumps({"model": "llama", "messages": [{"role": "user", "content": content}]})
+    given = GatewayRequest(b"/v1/chat/completions", {}, body, services.clock())
+    asked = (await pick(services, given)).asked
+    exact = tokenizer.tokens(parse_inference(Endpoint.CHAT, body))
+    assert (asked.token_source, asked.tokens.tolist()) == ("local", exact.tolist())
+    services.picks.close()
+    services.tokens.close()
 
 
 async def test_whoever_may_send_requests_does_not_learn_the_engines_keys(door: Door) -> None:
