@@ -152,22 +152,12 @@ class Scheduler:
         if record is None or record.first_token_s is not None:
             return
         record.first_token_s = now_s
-        books, streamed = self._books, record.request.streamed
-        if self.gate.judges:
-            self.gate.started(placement_id, now_s)
-        if record.transfer is not None:
-            books.end_transfer(record)
         instance = self.cluster.get(record.placement.decode.instance_id)
         if instance is not None:
             self._circuits.answered(instance, placement_id, now_s)
-            learned = books.calibration(instance.instance_class)
-            record.raw_step_at_first_token_s = raw_s = books.raw_step_s(record.decode, instance)
-            record.step_at_first_token_s = learned.decode.factor * raw_s
-            if streamed:
-                learned.ttft.add(record.placement.predicted_ttft_s, now_s - record.placed_s)
-        # An answer that is not streamed comes whole: its first byte says nothing about the prefill.
-        books.end_prefill(record, now_s, learn=streamed)
-        books.begin_decode(record, now_s)
+        # An answer that is not streamed comes whole: its first byte tells of its end, not of its first token.
+        if record.request.streamed:
+            self._begin_answer(record, instance, now_s)
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
         """The answer was sent completely."""
@@ -394,6 +384,20 @@ class Scheduler:
             self._end(record.placement.placement_id, now_s, "rejected")
             raise RejectedError(rejection.reason, rejection.stage, rejection.retry_after_s)
 
+    def _begin_answer(self, record: PlacementRecord, instance: InstanceState | None, now_s: float) -> None:
+        placement, books = record.placement, self._books
+        if self.gate.judges:
+            self.gate.started(placement.placement_id, now_s)
+        if record.transfer is not None:
+            books.end_transfer(record)
+        if instance is not None:
+            learned = books.calibration(instance.instance_class)
+            record.raw_step_at_first_token_s = raw_s = books.raw_step_s(record.decode, instance)
+            record.step_at_first_token_s = learned.decode.factor * raw_s
+            learned.ttft.add(placement.predicted_ttft_s, now_s - record.placed_s)
+        books.end_prefill(record, now_s, learn=True)
+        books.begin_decode(record, now_s)
+
     def _end(
         self, placement_id: str, now_s: float, outcome: str, usage: Usage | None = None
     ) -> PlacementRecord | None:
@@ -409,7 +413,7 @@ class Scheduler:
             self.gate.ended(placement_id)
         if finished and usage is not None and usage.output_tokens:
             self.gate.observe(request, record.beginning, usage.output_tokens)
-        if record.first_token_s is None and record.prefill_finished_s is None:
+        if (record.first_token_s is None or not request.streamed) and record.prefill_finished_s is None:
             books.end_prefill(record, now_s, learn=False)
         if record.transfer is not None:
             books.end_transfer(record)
