@@ -38,20 +38,25 @@ class Circuit:
     probe: str | None = None  # the placement that tries it
     suspensions: int = 0
     _counts: deque[list[int]] = field(default_factory=deque)  # bucket, requests, failures of them
+    _until_s: float = -inf  # the last bucket's end
 
     def count(self, now_s: float, window_s: float, *, failed: bool) -> None:
-        counts = self._counts
-        number = int(now_s * _BUCKETS / window_s)
-        if not counts or counts[-1][0] < number:
-            counts.append([number, 0, 0])
-            while counts[0][0] <= number - _BUCKETS:
-                counts.popleft()
-        counts[-1][1] += 1
+        if now_s >= self._until_s:
+            self._begin_bucket(int(now_s * _BUCKETS / window_s), window_s)
+        latest = self._counts[-1]
+        latest[1] += 1
         if failed:
-            counts[-1][2] += 1
+            latest[2] += 1
             self.failed_in_a_row += 1
         else:
             self.failed_in_a_row = 0
+
+    def _begin_bucket(self, number: int, window_s: float) -> None:
+        counts = self._counts
+        counts.append([number, 0, 0])
+        while counts[0][0] <= number - _BUCKETS:
+            counts.popleft()
+        self._until_s = (number + 1) * window_s / _BUCKETS
 
     def lately(self) -> tuple[int, int]:
         """Requests and failures of them, in the window that the last one was counted in."""
@@ -61,3 +66,4 @@ class Circuit:
         """Count anew."""
         self.failed_in_a_row = 0
         self._counts.clear()
+        self._until_s = -inf

@@ -72,7 +72,7 @@ class Decider:
             self.objectives.tbt_share,
         )
 
-    def recycle(self, estimates: Estimates) -> None:
+    def recycle(self, estimates: Sequence[Estimates]) -> None:
         """Nobody reads these estimates any more."""
         self._estimator.recycle(estimates)
 
@@ -116,7 +116,7 @@ class Decider:
                 found = _found(candidates, choice)
         if choice is None:
             error = _why_none(model, candidates)
-            self._estimator.recycle(candidates)
+            self._estimator.recycle((candidates,))
             raise error
         (
             prefill_at,
@@ -134,7 +134,8 @@ class Decider:
             moving_s,
             wait_s,
             tbt_s,
-            step_s,
+            long_steps,
+            skips_prefill,
         ) = found
         prefill, decode = roster.ranks[prefill_at], roster.ranks[decode_at]
         if tokens == local == held:  # nothing to load or to fetch
@@ -168,7 +169,8 @@ class Decider:
             candidates.output_tokens,
             beginning,
             prefill_factor,
-            k.is_long(step_s, candidates.tbt_objective_s),
+            long_steps,
+            skips_prefill,
             held_by_decode,
             len(decode.decodes),
             prefill,
@@ -261,8 +263,7 @@ class Decider:
             return chunk  # `place` says it again, request by request
         assignment = assign(batch)
         holders = [candidates.ranks for candidates in batch]
-        for candidates in batch:
-            self._estimator.recycle(candidates)
+        self._estimator.recycle(batch)
         if assignment is None:
             return chunk
         fixed = []
@@ -326,7 +327,8 @@ def _found(c: Estimates, choice: Choice) -> Found:
         hand_off_s(c, i, j),
         seconds.item(k.WAIT_S, j),
         seconds.item(k.TBT_S, j),
-        seconds.item(k.STEP_S, i),
+        seconds.item(k.STEP_S, i) > k.LONG * c.tbt_objective_s,
+        i == j and c.roles.item(i) == DECODE,
     )
 
 

@@ -281,6 +281,7 @@ class Estimator:
         self._write_held = compiled(write_held, *WRITE_HELD)
         self._search = search_kernel()
         self._grounds: dict[int, Grounds] = {}  # by the identity of rosters, which they keep
+        self._latest: Grounds | None = None
 
     def estimate(
         self,
@@ -349,9 +350,14 @@ class Estimator:
     ) -> tuple[Estimates, Found]:
         """`estimate` for a roster of at most one cache group, and what `slo` chooses."""
         tables = self._cluster.tables
-        grounds = self._grounds.get(id(roster))
-        if grounds is None or not grounds.still_stand(tables):
-            grounds = self._new_grounds(roster)
+        grounds = self._latest
+        if (
+            grounds is None
+            or grounds.roster is not roster
+            or grounds.loads is not tables.loads
+            or grounds.classes is not tables.classes
+        ):
+            grounds = self._latest = self._grounds_of(roster)
         groups = roster.cache_groups
         levels = lookup.levels(request, groups[0]) if groups else None
         block = self._block(len(roster.ranks))
@@ -380,26 +386,24 @@ class Estimator:
         )
         return estimates, found
 
-    def recycle(self, estimates: Estimates) -> None:
+    def recycle(self, estimates: Sequence[Estimates]) -> None:
         """Nobody reads these estimates any more: their memory may be written again.
 
         Fresh pages cost more than the estimates they are for; but of a few ranks there are less than pages.
         """
-        if estimates.size == self._pool_size and self._words > _SMALL_WORDS:
-            self._pool.append(estimates.block)
+        if self._words > _SMALL_WORDS:
+            self._pool += [each.block for each in estimates if each.size == self._pool_size]
 
     def _block(self, size: int) -> Floats:
-        if size == self._pool_size and self._pool:
-            return self._pool.pop()
-        return self._new_block(size)
-
-    def _new_block(self, size: int) -> Floats:
         if size != self._pool_size:  # rosters of other sizes are history; their arrays need not be kept
             self._pool, self._pool_size, self._words = [], size, block_words(size)
-        return np.empty(self._words)
+        return self._pool.pop() if self._pool else np.empty(self._words)
 
-    def _new_grounds(self, roster: Roster) -> Grounds:
-        if len(self._grounds) >= _MOST_GROUNDS:  # of rosters that are history
-            self._grounds.clear()
-        grounds = self._grounds[id(roster)] = Grounds(roster, self._cluster.tables, self._links)
+    def _grounds_of(self, roster: Roster) -> Grounds:
+        tables = self._cluster.tables
+        grounds = self._grounds.get(id(roster))
+        if grounds is None or grounds.loads is not tables.loads or grounds.classes is not tables.classes:
+            if len(self._grounds) >= _MOST_GROUNDS:  # of rosters that are history
+                self._grounds.clear()
+            grounds = self._grounds[id(roster)] = Grounds(roster, tables, self._links)
         return grounds

@@ -36,6 +36,7 @@ class PlacementRecord(msgspec.Struct, gc=False):
     beginning: int | None  # of the prompt
     prefill_factor: float  # the learned one that the prefill was predicted with
     long_steps: bool  # those that carry the prefill may last longer than the TBT objective
+    skips_prefill: bool  # a decode instance computes what it lacks of the prompt itself, without a hand-off
     held_by_decode: int  # of the prompt, on the decode rank's device, in tokens
     decoding: int  # requests that were on the decode rank before this one
     prefill: RankState
@@ -52,14 +53,6 @@ class PlacementRecord(msgspec.Struct, gc=False):
     outcome: str = "running"
     usage: Usage | None = None
     failure: InstanceFailure | None = None
-
-    @property
-    def skips_prefill(self) -> bool:
-        """A decode instance computes what it lacks of the prompt itself, without a hand-off."""
-        c = self.candidates
-        return (
-            not self.placement.disaggregated and c is not None and c.roles.item(self.choice.decode) == DECODE
-        )
 
     def observed_ttft_s(self) -> float | None:
         """Placement to first byte of a streamed answer; None while unknown."""
@@ -90,36 +83,27 @@ class RecordLog:
 
     def add(self, record: PlacementRecord) -> Sequence[Estimates]:
         """Returns the candidates of the records that left: its own if none are kept."""
-        assert record.candidates is not None
+        candidates = record.candidates
+        assert candidates is not None
         if not self._capacity:
-            candidates, record.candidates = record.candidates, None
+            record.candidates = None
             return (candidates,)
         records = self._records
         records[record.placement.placement_id] = record
-        self._candidates += record.candidates.size
+        self._candidates += candidates.size
         self._tokens += len(record.request.tokens)
-        if (
-            len(records) <= self._capacity
-            and self._candidates <= self.MAX_CANDIDATES
-            and self._tokens <= self.MAX_TOKENS
-        ):
-            return ()
-        return self._drop()
-
-    def _drop(self) -> list[Estimates]:
-        records = self._records
         left: list[Estimates] = []
-        while len(records) > 1 and (
+        while (
             len(records) > self._capacity
             or self._candidates > self.MAX_CANDIDATES
             or self._tokens > self.MAX_TOKENS
-        ):
+        ) and len(records) > 1:
             _, oldest = records.popitem(last=False)
-            assert oldest.candidates is not None
-            self._candidates -= oldest.candidates.size
+            candidates, oldest.candidates = oldest.candidates, None
+            assert candidates is not None
+            self._candidates -= candidates.size
             self._tokens -= len(oldest.request.tokens)
-            left.append(oldest.candidates)
-            oldest.candidates = None
+            left.append(candidates)
         return left
 
     def get(self, placement_id: str) -> PlacementRecord | None:

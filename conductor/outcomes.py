@@ -91,8 +91,10 @@ class Outcomes:
         plan, tokens = record.placement.plan, record.placement.plan.tokens
         tally.placed += 1
         tally.under_way += under_way
-        tally.disaggregated += record.placement.disaggregated
-        tally.prefills_skipped += record.skips_prefill
+        if record.decode is not record.prefill:
+            tally.disaggregated += record.placement.disaggregated
+        elif record.skips_prefill:
+            tally.prefills_skipped += 1
         tally.held_s += record.held_s
         tally.prefill_s += plan.prefill_s
         tally.prompt_tokens += record.request.prompt_tokens

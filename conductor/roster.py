@@ -54,6 +54,7 @@ class Roster:
     group_of: Ints  # of each rank, a position in ``cache_groups``; -1 for none
     block_size: int  # of the largest cache group
     joint_protocols: int  # bits of those in which decode ranks compute no prompts
+    any_probing: bool  # of an instance that takes one request, whose end decides
     excluded: dict[str, str]
 
 
@@ -125,6 +126,7 @@ def make_roster(
         if groups
         else DEFAULT_BLOCK_SIZE,
         excluded=excluded,
+        any_probing=any(owner.health is Health.PROBING for owner in owners),
         joint_protocols=sum(1 << number for name, number in protocols.items() if name in _JOINT),
     )
 

@@ -92,8 +92,9 @@ class Scheduler:
             raise
         self._books.reserve(record, now_s)
         self._active[placement_id] = record
-        for dropped in self.records.add(record):
-            self._decider.recycle(dropped)
+        left = self.records.add(record)
+        if left:
+            self._decider.recycle(left)
         self._circuits.placed(record)
         if self.on_placed is not None:
             self.on_placed(record, now_s)
@@ -356,7 +357,7 @@ class Scheduler:
         placement, choice = record.placement, record.choice
         rejection = self.gate.judge(estimates, choice, placement.predicted_ttft_s, self.cluster.tables)
         if rejection is not None:
-            self._decider.recycle(estimates)
+            self._decider.recycle((estimates,))
             raise RejectedError(rejection.reason, rejection.stage, rejection.retry_after_s)
         self.gate.placed(
             placement.placement_id,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 
 from conductor.admission.forecast import DecodeForecast
 from conductor.admission.mooncake_rules import AcceptAll
-from conductor.admission.output_length import OutputLengths
+from conductor.admission.output_length import Kind, OutputLengths
 from conductor.admission.prospect import (
     AdmissionRule,
     DecodeSpeeds,
@@ -22,11 +21,7 @@ from conductor.placement import PlacementRequest
 from conductor.policies.candidates import Candidates, Choice
 
 _SAME_FOR = 32  # observations: predictions move slowly, and are made for every request
-
-
-class _Remembered(msgspec.Struct, frozen=True, gc=False):
-    tokens: int
-    until: int
+_MOST_REMEMBERED = 4_096
 
 
 class Gate:
@@ -39,23 +34,21 @@ class Gate:
         self._forecast = DecodeForecast()
         self.judges = not isinstance(self.rule, AcceptAll)  # else nothing is forecast for it
         self._observed = 0
-        self._remembered: dict[tuple[str, str, str, int | None], _Remembered] = {}
+        # By kind and limit, tokens and until which observation they hold.
+        self._remembered: dict[tuple[Kind, int | None], tuple[int, int]] = {}
 
     def output_tokens(self, request: PlacementRequest, beginning: int | None) -> int:
         """The predicted length of the answer, at least 1 and at most what the request allows.
 
         ``beginning`` is the request's own, which takes a while to compute.
         """
-        if request.max_output_tokens is None:
-            key = (request.model, request.tenant, request.route, beginning)
-            known = self._remembered.get(key)
-            if known is not None and known.until >= self._observed:
-                return known.tokens
-        if len(self._remembered) >= 4_096:
-            self._remembered.clear()
-        tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
-        if request.max_output_tokens is None:
-            self._remembered[key] = _Remembered(tokens, self._observed + _SAME_FOR)
+        key = (self.lengths.kind(request, beginning), request.max_output_tokens)
+        tokens, until = self._remembered.get(key, (0, -1))
+        if until < self._observed:
+            if len(self._remembered) >= _MOST_REMEMBERED:
+                self._remembered.clear()
+            tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
+            self._remembered[key] = tokens, self._observed + _SAME_FOR
         return tokens
 
     def observe(self, request: PlacementRequest, beginning: int | None, output_tokens: int) -> None:

@@ -26,7 +26,7 @@ from conductor.costs import Floats
 from conductor.placement import PlacementRequest
 
 # (model,), (model, route), (model, route, tenant) or (model, route, tenant, prefix key)
-_Key: TypeAlias = tuple[str | int, ...]
+Kind: TypeAlias = tuple[str | int, ...]
 
 _TABLES: Final = (types.int64, types.int64)  # their addresses
 _PREDICT: Final = (*_TABLES, *(4 * [types.int64]), types.float64)
@@ -44,18 +44,11 @@ class OutputPrediction(msgspec.Struct, frozen=True, gc=False):
     observations: int
 
 
-class _Kind(msgspec.Struct, frozen=True, gc=False):
-    """A tenant of a route of a model, and the rows of the three."""
+class _Latest(msgspec.Struct, frozen=True, gc=False):
+    """A tenant of a route of a model, and the rows of the model, the route and the tenant."""
 
-    model: str
-    route: str
-    tenant: str
-    model_row: int
-    route_row: int
-    tenant_row: int
-
-    def has(self, request: PlacementRequest) -> bool:
-        return request.tenant == self.tenant and request.route == self.route and request.model == self.model
+    kind: Kind
+    rows: tuple[int, int, int]
 
 
 class OutputLengths:
@@ -77,7 +70,6 @@ class OutputLengths:
         "_rows",
         "_totals",
         "_totals_address",
-        "_unseen",
         "max_keys",
         "window",
     )
@@ -91,10 +83,8 @@ class OutputLengths:
         self.window = window
         self.max_keys = max_keys
         self._keep = math.exp(-1.0 / window)
-        self._rows: OrderedDict[_Key, int] = OrderedDict()  # least recently observed first, after `_settle`
-        self._latest: _Kind | None = None  # observed last
-        # Of its requests without a limit whose beginning is new, until the next answer: they come in bursts.
-        self._unseen: OutputPrediction | None = None
+        self._rows: OrderedDict[Kind, int] = OrderedDict()  # least recently observed first, after `_settle`
+        self._latest: _Latest | None = None  # observed last
         self._free = max_keys  # rows never used yet are below it
         self._counts = np.zeros((max_keys, k.BINS), np.float32)
         self._totals = np.zeros((max_keys, k.TOTAL_COLUMNS))
@@ -107,33 +97,29 @@ class OutputLengths:
         """Kinds remembered."""
         return len(self._rows)
 
+    def kind(self, request: PlacementRequest, prefix_key: int | None) -> Kind:
+        """The most specific kind of this request that its prediction depends on, beside its limit."""
+        model, route, tenant = request.model, request.route, request.tenant
+        if prefix_key is not None:
+            kind = (model, route, tenant, prefix_key)
+            if kind in self._rows:
+                return kind
+        return (model, route, tenant)
+
     def predict(self, request: PlacementRequest, prefix_key: int | None = None) -> OutputPrediction:
         """What is to be expected of this request; ``prefix_key`` stands for the first blocks of its prompt."""
-        row, limit, latest = self._rows.get, request.max_output_tokens, self._latest
+        row, limit = self._rows.get, request.max_output_tokens
         model, route, tenant = request.model, request.route, request.tenant
-        prefix_row = -1 if prefix_key is None else row((model, route, tenant, prefix_key), -1)
-        plain = False
-        if latest is not None and latest.has(request):
-            plain = prefix_row < 0 and limit is None
-            if plain and self._unseen is not None:
-                return self._unseen
-            model_row, route_row, tenant_row = latest.model_row, latest.route_row, latest.tenant_row
-        else:
-            model_row, route_row = row((model,), -1), row((model, route), -1)
-            tenant_row = row((model, route, tenant), -1)
         mean_tokens, p90_tokens, seen = self._predict(
             self._counts_address,
             self._totals_address,
-            model_row,
-            route_row,
-            tenant_row,
-            prefix_row,
+            row((model,), -1),
+            row((model, route), -1),
+            row((model, route, tenant), -1),
+            -1 if prefix_key is None else row((model, route, tenant, prefix_key), -1),
             math.inf if limit is None else float(limit),
         )
-        prediction = OutputPrediction(mean_tokens, p90_tokens, int(seen))
-        if plain:
-            self._unseen = prediction
-        return prediction
+        return OutputPrediction(mean_tokens, p90_tokens, int(seen))
 
     def observe(self, request: PlacementRequest, prefix_key: int | None, output_tokens: int) -> None:
         """Learn from an answer that came to its end; one that was broken off says nothing about its length.
@@ -142,28 +128,28 @@ class OutputLengths:
         counted among the longer ones as those are distributed so far.
         """
         model, route, tenant, latest = request.model, request.route, request.tenant, self._latest
-        self._unseen = None
-        if latest is None or not self._free or not latest.has(request):
+        kind = (model, route, tenant)
+        if latest is None or not self._free or latest.kind != kind:
             self._settle()
             if not self._free:
                 # Not to be forgotten for a finer kind of the same answer.
-                for key in ((model,), (model, route), (model, route, tenant)):
+                for key in ((model,), (model, route), kind):
                     if key in self._rows:
                         self._rows.move_to_end(key)
             latest = None
         # Finest first: the coarse kinds, which all requests share, end up as the most recent.
         prefix_row = -1 if prefix_key is None else self._row((model, route, tenant, prefix_key))
         if latest is None:
-            tenant_row, route_row = self._row((model, route, tenant)), self._row((model, route))
-            latest = _Kind(model, route, tenant, self._row((model,)), route_row, tenant_row)
-            self._latest = latest
+            tenant_row, route_row = self._row(kind), self._row((model, route))
+            latest = self._latest = _Latest(kind, (self._row((model,)), route_row, tenant_row))
         limit = request.max_output_tokens
+        model_row, route_row, tenant_row = latest.rows
         self._observe(
             self._counts_address,
             self._totals_address,
-            latest.model_row,
-            latest.route_row,
-            latest.tenant_row,
+            model_row,
+            route_row,
+            tenant_row,
             prefix_row,
             bisect_left(k.LAST_TOKEN, output_tokens),
             limit is not None and output_tokens >= limit,
@@ -174,11 +160,10 @@ class OutputLengths:
         """Move the coarse kinds observed last behind the prompts observed with them: not done for each of those."""
         latest = self._latest
         if latest is not None:
-            model, route, tenant = latest.model, latest.route, latest.tenant
-            for key in ((model, route, tenant), (model, route), (model,)):
-                self._rows.move_to_end(key)
+            for length in (3, 2, 1):
+                self._rows.move_to_end(latest.kind[:length])
 
-    def _row(self, key: _Key) -> int:
+    def _row(self, key: Kind) -> int:
         """Of a kind that is being observed; empty if it is new."""
         row = self._rows.get(key)
         if row is not None:
@@ -205,8 +190,7 @@ class OutputLengths:
             entries.append([list(key), int(self._totals[row, k.SEEN]), first, counts])
         return entries
 
-    def _restore(self, key: _Key, seen: int, first: int, counts: Floats) -> None:
-        self._unseen = None
+    def _restore(self, key: Kind, seen: int, first: int, counts: Floats) -> None:
         row = self._row(key)
         self._counts[row] = 0.0
         self._counts[row, first : first + len(counts)] = counts
@@ -235,7 +219,7 @@ def load_output_lengths(saved: bytes, *, window: int = 256, max_keys: int = 65_5
     return lengths
 
 
-def _checked(key: Any, seen: Any, first: Any, counts: Any) -> tuple[_Key, int, int, Floats]:
+def _checked(key: Any, seen: Any, first: Any, counts: Any) -> tuple[Kind, int, int, Floats]:
     """One saved kind, if it can have been learned; raises ValueError or TypeError otherwise."""
     *names, last = key
     if not 1 <= len(key) <= 4 or not all(isinstance(name, str) for name in names):

@@ -88,11 +88,6 @@ def queue_s(loads: Floats, row: int, now_s: float) -> float:
     return float(head + max(rest, 0.0))
 
 
-def is_long(step_s: float, tbt_objective_s: float) -> bool:
-    """Whether a step that carries a prefill may last longer than a TBT objective."""
-    return step_s > LONG * tbt_objective_s
-
-
 @_kernel
 def _evicted(loads: Floats, row: int, capacity: float, now_s: float) -> float:
     """Seconds of others' that a second of prefill costs by what it evicts."""

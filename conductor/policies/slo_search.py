@@ -62,21 +62,25 @@ NO_LEVELS: Final[Levels] = np.empty((0, k.TIERS), np.int32)
 
 
 # Prefill, decode, peer, group of the prefill rank; the plan's tokens, of these local, what is held on the prefill
-# rank's device and on the decode rank's; prefill factor, fetch, prefill, queue, hand-off, wait, decode step and
-# longest step. The first is -1 where there is no choice.
+# rank's device and on the decode rank's; prefill factor, fetch, prefill, queue, hand-off, wait and decode step;
+# whether steps that carry the prefill are long, and whether a decode rank prefills. The first is -1 where there is
+# no choice.
 Found: TypeAlias = tuple[
-    int, int, int, int, int, int, int, int, float, float, float, float, float, float, float, float
+    int, int, int, int, int, int, int, int, float, float, float, float, float, float, float, bool, bool
 ]
 
 
 class Grounds:
-    """Where a roster of at most one cache group and the tables stand in memory; good while ``still_stand``."""
+    """Where a roster of at most one cache group and the tables stand in memory.
+
+    Tables that have grown stand elsewhere: good while its ``loads`` and ``classes`` are theirs.
+    """
 
     def __init__(self, roster: Roster, tables: ClusterTables, links: Floats) -> None:
         group = roster.cache_groups[0] if roster.cache_groups else None
-        self._roster, self._links = roster, links  # all of them are kept as long as this is
-        self._loads, self._ranks = tables.loads, tables.ranks
-        self._classes, self._pools = tables.classes, tables.pools
+        self.roster, self._links = roster, links  # all of them are kept as long as this is
+        self.loads, self._ranks = tables.loads, tables.ranks
+        self.classes, self._pools = tables.classes, tables.pools
         words = self._words = np.zeros(_WORDS, np.int64)
         arrays = {
             _ROWS: roster.rows,
@@ -87,9 +91,9 @@ class Grounds:
             _LINK_LATENCY_S: roster.link_latency_s,
             _KV_BYTES: roster.kv_bytes_per_token,
             _GROUP_OF: roster.group_of,
-            _LOADS: self._loads,
+            _LOADS: self.loads,
             _RANKS: self._ranks,
-            _CLASSES: self._classes,
+            _CLASSES: self.classes,
             _POOLS: self._pools,
             _LINKS: links,
         }
@@ -101,13 +105,9 @@ class Grounds:
             words[word] = array.ctypes.data
         words[_SIZE] = len(roster.ranks)
         words[_ANY_FETCHES], words[_JOINT_PROTOCOLS] = roster.any_fetches, roster.joint_protocols
-        words[_TABLE_ROWS], words[_CLASS_ROWS] = len(self._loads), len(self._classes)
+        words[_TABLE_ROWS], words[_CLASS_ROWS] = len(self.loads), len(self.classes)
         words[_POOL_ROWS], words[_LINK_ROWS] = len(self._pools), len(links)
         self.address = int(words.ctypes.data)
-
-    def still_stand(self, tables: ClusterTables) -> bool:
-        """Tables that have grown stand elsewhere."""
-        return tables.loads is self._loads and tables.classes is self._classes
 
 
 def block_words(ranks: int) -> int:
@@ -185,8 +185,9 @@ def search(
     locations = carray(integers_at(g[_LOCATIONS]), (topology.LOCATION_LEVELS, size))
     link_latency_s = carray(floats_at(g[_LINK_LATENCY_S]), (size,))
     kv_bytes = carray(floats_at(g[_KV_BYTES]), (size,))
+    roles = carray(integers_at(g[_ROLES]), (size,))
     p, d, peer = slo_kernel.choose(
-        carray(integers_at(g[_ROLES]), (size,)),
+        roles,
         carray(integers_at(g[_PROTOCOL]), (size,)),
         carray(integers_at(g[_LIMIT_TOKENS]), (size,)),
         prompt_tokens,
@@ -203,7 +204,7 @@ def search(
         g[_JOINT_PROTOCOLS],
     )
     if p < 0:
-        return -1, -1, -1, -1, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        return -1, -1, -1, -1, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, False, False
     hand_off_s = 0.0
     if p != d:
         hand_off_s = slo_kernel.hand_off_s(
@@ -233,7 +234,8 @@ def search(
         hand_off_s,
         seconds[k.WAIT_S, d],
         seconds[k.TBT_S, d],
-        seconds[k.STEP_S, p],
+        seconds[k.STEP_S, p] > k.LONG * tbt_objective_s,
+        p == d and roles[p] == t.DECODE,
     )
 
 
