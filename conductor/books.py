@@ -45,8 +45,7 @@ class Books:
 
     def reserve(self, record: PlacementRecord, now_s: float) -> None:
         """Book the work and the transfers of a placement, so that the next decision sees them."""
-        placement, request, candidates = record.placement, record.request, record.candidates
-        assert candidates is not None
+        placement, request = record.placement, record.request
         placement_id, plan, cluster = placement.placement_id, placement.plan, self._cluster
         prompt_tokens, output_tokens, prefill_s = request.prompt_tokens, record.output_tokens, plan.prefill_s
         rank, decode = record.prefill, record.decode
@@ -62,7 +61,7 @@ class Books:
             placement_id,
             prefill_s if whole else 0.0,
             output_tokens,
-            candidates.tbt_objective_s,
+            record.tbt_objective_s,
             record.long_steps,
         )
         rank.placements += 1

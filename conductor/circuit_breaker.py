@@ -24,7 +24,7 @@ class CircuitBreaker:
 
     def placed(self, record: PlacementRecord) -> None:
         """A placement was made: where an instance may be tried, this is the request that does."""
-        if record.candidates is not None and not record.candidates.roster.any_probing:
+        if not record.roster.any_probing:
             return
         placement = record.placement
         instance = self._cluster.get(placement.prefill.instance_id)

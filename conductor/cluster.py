@@ -174,7 +174,7 @@ class Cluster:
     def __init__(self, topology: Topology | None = None) -> None:
         self.version = 0
         self.topology = topology or Topology()
-        self.tables = ClusterTables(self.topology.pool_links)
+        self.tables = ClusterTables(self.topology.link_table(), self.topology.pool_links)
         self._instances: dict[str, InstanceState] = {}
         self._free_rows: list[int] = []
         self._rows = 0

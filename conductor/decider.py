@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
 from msgspec.structs import replace
 
 from cache_index import CacheIndex, Tier
 from conductor.admission import Gate
 from conductor.cluster import Cluster
+from conductor.costs import Floats, Ints
 from conductor.costs import kernels as k
-from conductor.costs.tables import DECODE, PREFILL_SCALE
-from conductor.estimates import Estimates, Estimator
+from conductor.costs.tables import DECODE, MIXED, PREFILL, PREFILL_SCALE
+from conductor.estimates import Estimates, Estimator, roles_for
 from conductor.explanation import PlacementRecord
 from conductor.joint import MAX_TOGETHER, assign
 from conductor.placement import (
@@ -29,9 +29,9 @@ from conductor.placement import (
     UnknownModelError,
 )
 from conductor.policies import Policy
-from conductor.policies.candidates import NO_PEER, Candidates, Choice, Flags
+from conductor.policies.candidates import NO_PEER, Choice
 from conductor.policies.slo import Slo
-from conductor.policies.slo_search import Found
+from conductor.policies.slo_search import NOTHING_FOUND, Found
 from conductor.prefix_lookup import PrefixLookup
 from conductor.prefix_plan import hand_off_s, plan_of
 from conductor.roster import Roster, make_roster
@@ -58,7 +58,7 @@ class Decider:
         self._index = index
         self._lookup = lookup
         self._gate = gate
-        self._estimator = Estimator(cluster)
+        self._estimator = Estimator()
         self._rosters: dict[str, Roster] = {}
         self._turn = 0
 
@@ -72,9 +72,9 @@ class Decider:
             self.objectives.tbt_share,
         )
 
-    def recycle(self, estimates: Sequence[Estimates]) -> None:
-        """Nobody reads these estimates any more."""
-        self._estimator.recycle(estimates)
+    def recycle(self, blocks: Sequence[Floats]) -> None:
+        """Nobody reads the estimates in them any more."""
+        self._estimator.recycle(blocks)
 
     def models(self) -> list[ModelCard]:
         """The models that can be asked for, aliases included."""
@@ -96,28 +96,23 @@ class Decider:
         model = self.aliases.get(request.model, request.model)
         roster = self._roster(request, model, now_s)
         beginning = request.beginning()
+        output_tokens, ttft_objective_s, tbt_objective_s = self._wanted(request, beginning, now_s)
         if type(policy) is Slo and request.prefill_on is None and len(roster.cache_groups) < 2:
-            output_tokens, ttft_s, tbt_s = self._wanted(request, beginning, now_s)
-            candidates, found = self._estimator.search(
+            block, found = self._estimator.search(
                 request,
                 roster,
                 self._lookup,
                 now_s,
-                output_tokens=output_tokens,
-                ttft_objective_s=ttft_s,
-                tbt_objective_s=tbt_s,
-                decode_prefill_tokens=policy.decode_prefill_tokens,
+                output_tokens,
+                ttft_objective_s,
+                tbt_objective_s,
+                policy.decode_prefill_tokens,
             )
-            choice = Choice(found[0], found[1], found[2]) if found[0] >= 0 else None
         else:
-            candidates = self._estimate(request, roster, beginning, now_s)
-            choice = policy.choose(candidates)
-            if choice is not None:
-                found = _found(candidates, choice)
-        if choice is None:
-            error = _why_none(model, candidates)
-            self._estimator.recycle((candidates,))
-            raise error
+            candidates = self._estimator.estimate(
+                request, roster, self._lookup, now_s, output_tokens, ttft_objective_s, tbt_objective_s
+            )
+            block, found = candidates.block, _found(candidates, policy.choose(candidates))
         (
             prefill_at,
             decode_at,
@@ -137,12 +132,18 @@ class Decider:
             long_steps,
             skips_prefill,
         ) = found
+        if prefill_at < 0:
+            self._estimator.recycle((block,))
+            raise _why_none(model, request, roster)
         prefill, decode = roster.ranks[prefill_at], roster.ranks[decode_at]
         if tokens == local == held:  # nothing to load or to fetch
             on_device = (PlanSegment(0, local, prefill.holder, Tier.DEVICE),) if local else ()
             plan = PrefixPlan(tokens, on_device, fetch_s, prefill_s)
         else:
-            plan = plan_of(candidates, choice)
+            candidates = Estimates(
+                request, roster, block, now_s, output_tokens, ttft_objective_s, tbt_objective_s, roster.roles
+            )
+            plan = plan_of(candidates, Choice(prefill_at, decode_at, peer_at))
             prefill_s = plan.prefill_s
         # By position: by name a struct takes five times as long to make.
         placement = Placement(
@@ -155,18 +156,23 @@ class Decider:
             plan,
             queue_s + prefill_s + (wait_s if wait_s > moving_s else moving_s),
             tbt_s,
-            candidates.output_tokens,
+            output_tokens,
         )
         return PlacementRecord(
             placement,
             request,
             policy.name,
-            candidates,
-            choice,
+            roster,
+            block,
+            ttft_objective_s,
+            tbt_objective_s,
+            prefill_at,
+            decode_at,
+            peer_at,
             now_s,
             queue_s,
             moving_s,
-            candidates.output_tokens,
+            output_tokens,
             beginning,
             prefill_factor,
             long_steps,
@@ -208,24 +214,6 @@ class Decider:
             request.tbt_objective_s or self.objectives.tbt_s,
         )
 
-    def _estimate(
-        self, request: PlacementRequest, roster: Roster, beginning: int | None, now_s: float
-    ) -> Estimates:
-        output_tokens, ttft_s, tbt_s = self._wanted(request, beginning, now_s)
-        estimates = self._estimator.estimate(
-            request,
-            roster,
-            self._lookup,
-            now_s,
-            output_tokens=output_tokens,
-            ttft_objective_s=ttft_s,
-            tbt_objective_s=tbt_s,
-        )
-        if request.prefill_on is None:
-            return estimates
-        others = np.array([rank.holder != request.prefill_on for rank in estimates.ranks], np.bool_)
-        return estimates.with_roles(np.where(others & (estimates.roles != DECODE), 0, estimates.roles))
-
     def assigned(
         self, requests: Sequence[PlacementRequest], now_s: float
     ) -> Iterator[tuple[int, PlacementRequest]]:
@@ -258,12 +246,21 @@ class Decider:
             return chunk
         model = self._model_of(chunk[0][1])
         try:
-            batch = [self._estimate(r, self._roster(r, model, now_s), r.beginning(), now_s) for _, r in chunk]
+            batch = [
+                self._estimator.estimate(
+                    request,
+                    self._roster(request, model, now_s),
+                    self._lookup,
+                    now_s,
+                    *self._wanted(request, request.beginning(), now_s),
+                )
+                for _, request in chunk
+            ]
         except PlacementError:
             return chunk  # `place` says it again, request by request
         assignment = assign(batch)
         holders = [candidates.ranks for candidates in batch]
-        self._estimator.recycle(batch)
+        self._estimator.recycle([candidates.block for candidates in batch])
         if assignment is None:
             return chunk
         fixed = []
@@ -309,8 +306,10 @@ class Decider:
 _NO_PLAN: Final = (-1, 0)  # it is not that of the rank
 
 
-def _found(c: Estimates, choice: Choice) -> Found:
+def _found(c: Estimates, choice: Choice | None) -> Found:
     """What the compiled search tells of its own choice; the plan is to be made by `plan_of`."""
+    if choice is None:
+        return NOTHING_FOUND
     i, j, seconds, roster = choice.prefill, choice.decode, c.seconds, c.roster
     return (
         i,
@@ -332,28 +331,28 @@ def _found(c: Estimates, choice: Choice) -> Found:
     )
 
 
-def _why_none(model: str, candidates: Candidates) -> PlacementError:
-    reasons = [f"{name} ({why})" for name, why in candidates.excluded.items()]
-    prompt_tokens, most_tokens = candidates.prompt_tokens, _longest_prompt(candidates)
+def _why_none(model: str, request: PlacementRequest, roster: Roster) -> PlacementError:
+    reasons = [f"{name} ({why})" for name, why in roster.excluded.items()]
+    roles, prompt_tokens = roles_for(request, roster), request.prompt_tokens
+    most_tokens = _longest_prompt(roster.limit_tokens, roles)
     if 0 <= most_tokens < prompt_tokens:
         too_long = f"the prompt of {prompt_tokens} tokens does not fit into the KV memory of"
         if not reasons:
             return TooLongError(f"{too_long} any instance of {model!r}; {most_tokens} tokens do")
         reasons.append(f"{too_long} the others; {most_tokens} tokens do")
-    elif candidates.can_prefill.any() and not candidates.can_decode.any():
+    elif PREFILL in roles and DECODE not in roles:
         reasons.append("prefill instances are up but no decode instance is")
-    elif candidates.can_decode.any() and not candidates.can_prefill.any():
+    elif DECODE in roles and PREFILL not in roles:
         reasons.append("decode instances are up but no prefill instance is")
     return NoInstanceError(
         f"no instance can take a request for {model!r} now: {'; '.join(reasons) or 'none is up'}"
     )
 
 
-def _longest_prompt(candidates: Candidates) -> int:
+def _longest_prompt(limit_tokens: Ints, roles: Ints) -> int:
     """That fits into the KV memory of a mixed rank, or of one of each role, in tokens; -1: there are no such."""
 
-    def longest_tokens(ranks: Flags) -> int:
-        return int(candidates.limit_tokens[ranks].max(initial=0)) - 1
+    def longest_tokens(role: int) -> int:
+        return int(limit_tokens[roles == role].max(initial=0)) - 1
 
-    on_pairs = min(longest_tokens(candidates.can_prefill), longest_tokens(candidates.can_decode))
-    return max(longest_tokens(candidates.is_mixed), on_pairs)
+    return max(longest_tokens(MIXED), min(longest_tokens(PREFILL), longest_tokens(DECODE)))

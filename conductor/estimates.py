@@ -10,7 +10,6 @@ import numpy as np
 from numba import types
 
 from cache_index.kernel_set import compiled
-from conductor.cluster import Cluster
 from conductor.costs import ClusterTables, Floats, Ints
 from conductor.costs import kernels as k
 from conductor.costs import tables as t
@@ -32,8 +31,6 @@ class Estimates(Candidates):
 
     request: PlacementRequest = field()
     roster: Roster
-    tables: ClusterTables
-    links: Floats = field()
     block: Floats
     now_s: float = field()
     output_tokens: int = field()
@@ -41,11 +38,6 @@ class Estimates(Candidates):
     tbt_objective_s: float = field()
     roles: Ints = field()
     _views: tuple[Floats, Ints, Tokens] | None = None
-
-    @property
-    def size(self) -> int:
-        """Ranks."""
-        return len(self.roster.ranks)
 
     def with_roles(self, roles: Ints) -> Estimates:
         return replace(self, roles=roles)
@@ -57,6 +49,14 @@ class Estimates(Candidates):
         return self.request.prompt_tokens
 
     # ---- the roster ----
+
+    @property
+    def tables(self) -> ClusterTables:
+        return self.roster.tables
+
+    @property
+    def links(self) -> Floats:
+        return self.roster.tables.links
 
     @property
     def ranks(self) -> Sequence[RankState]:
@@ -269,12 +269,18 @@ _MOST_GROUNDS: Final = 64
 _SMALL_WORDS: Final = 512
 
 
-class Estimator:
-    """Makes `Estimates`. Their arrays come from a pool: see `recycle`."""
+def roles_for(request: PlacementRequest, roster: Roster) -> Ints:
+    """Of the ranks, without those that may not prefill where the request says which rank is to."""
+    if request.prefill_on is None:
+        return roster.roles
+    others = np.array([rank.holder != request.prefill_on for rank in roster.ranks], np.bool_)
+    return np.where(others & (roster.roles != t.DECODE), 0, roster.roles)
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._links = cluster.topology.link_table()
+
+class Estimator:
+    """Makes estimates. Their blocks come from a pool: see `recycle`."""
+
+    def __init__(self) -> None:
         self._pool: list[Floats] = []
         self._pool_size = self._words = 0  # ranks, and what their estimates take
         self._kernel = compiled(k.estimate, *_SIGNATURE)
@@ -289,25 +295,22 @@ class Estimator:
         roster: Roster,
         lookup: PrefixLookup,
         now_s: float,
-        *,
         output_tokens: int,
         ttft_objective_s: float,
         tbt_objective_s: float,
     ) -> Estimates:
         """What placing ``request`` now would cost on every rank of ``roster``."""
         n = request.prompt_tokens
-        tables = self._cluster.tables
+        tables = roster.tables
         estimates = Estimates(
             request,
             roster,
-            tables,
-            self._links,
             self._block(len(roster.ranks)),
             now_s,
             output_tokens,
             ttft_objective_s,
             tbt_objective_s,
-            roster.roles,
+            roles_for(request, roster),
         )
         seconds, plans, held = estimates.views
         held.fill(0)
@@ -323,7 +326,7 @@ class Estimator:
             tables.loads,
             tables.ranks,
             tables.classes,
-            self._links,
+            tables.links,
             tables.pools,
             held,
             now_s,
@@ -342,14 +345,13 @@ class Estimator:
         roster: Roster,
         lookup: PrefixLookup,
         now_s: float,
-        *,
         output_tokens: int,
         ttft_objective_s: float,
         tbt_objective_s: float,
         decode_prefill_tokens: int,
-    ) -> tuple[Estimates, Found]:
-        """`estimate` for a roster of at most one cache group, and what `slo` chooses."""
-        tables = self._cluster.tables
+    ) -> tuple[Floats, Found]:
+        """The block of `estimate` for a roster of at most one cache group, and what `slo` chooses."""
+        tables = roster.tables
         grounds = self._latest
         if (
             grounds is None
@@ -372,27 +374,15 @@ class Estimator:
             decode_prefill_tokens,
             block,
         )
-        estimates = Estimates(
-            request,
-            roster,
-            tables,
-            self._links,
-            block,
-            now_s,
-            output_tokens,
-            ttft_objective_s,
-            tbt_objective_s,
-            roster.roles,
-        )
-        return estimates, found
+        return block, found
 
-    def recycle(self, estimates: Sequence[Estimates]) -> None:
+    def recycle(self, blocks: Sequence[Floats]) -> None:
         """Nobody reads these estimates any more: their memory may be written again.
 
         Fresh pages cost more than the estimates they are for; but of a few ranks there are less than pages.
         """
         if self._words > _SMALL_WORDS:
-            self._pool += [each.block for each in estimates if each.size == self._pool_size]
+            self._pool += [block for block in blocks if len(block) == self._words]
 
     def _block(self, size: int) -> Floats:
         if size != self._pool_size:  # rosters of other sizes are history; their arrays need not be kept
@@ -400,10 +390,10 @@ class Estimator:
         return self._pool.pop() if self._pool else np.empty(self._words)
 
     def _grounds_of(self, roster: Roster) -> Grounds:
-        tables = self._cluster.tables
+        tables = roster.tables
         grounds = self._grounds.get(id(roster))
         if grounds is None or grounds.loads is not tables.loads or grounds.classes is not tables.classes:
             if len(self._grounds) >= _MOST_GROUNDS:  # of rosters that are history
                 self._grounds.clear()
-            grounds = self._grounds[id(roster)] = Grounds(roster, tables, self._links)
+            grounds = self._grounds[id(roster)] = Grounds(roster)
         return grounds

@@ -12,13 +12,13 @@ import numpy as np
 from cache_index import Tier
 from conductor.costs import Floats, Ints
 from conductor.costs.tables import DECODE, MIXED, PREFILL, TIER_RATIO
-from conductor.estimates import Estimates
+from conductor.estimates import Estimates, roles_for
 from conductor.placement import InstanceFailure, Placement, PlacementRequest, PlanSegment, Usage
 from conductor.policies.candidates import NO_PEER, Candidates, Choice
 from conductor.policies.slo import Slo
 from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
 from conductor.rank import RankState
-from conductor.roster import CacheGroup
+from conductor.roster import CacheGroup, Roster
 
 
 class PlacementRecord(msgspec.Struct, gc=False):
@@ -27,8 +27,13 @@ class PlacementRecord(msgspec.Struct, gc=False):
     placement: Placement
     request: PlacementRequest
     policy: str
-    candidates: Estimates | None  # None once the record has left the log
-    choice: Choice
+    roster: Roster
+    block: Floats | None  # of the estimates; None once the record has left the log
+    ttft_objective_s: float  # what was left of it
+    tbt_objective_s: float
+    prefill_at: int  # in the roster, as the two next
+    decode_at: int
+    peer_at: int
     placed_s: float
     queue_s: float
     hand_off_s: float
@@ -53,6 +58,27 @@ class PlacementRecord(msgspec.Struct, gc=False):
     outcome: str = "running"
     usage: Usage | None = None
     failure: InstanceFailure | None = None
+
+    @property
+    def candidates(self) -> Estimates | None:
+        """What was estimated; None once the record has left the log."""
+        if self.block is None:
+            return None
+        return Estimates(
+            self.request,
+            self.roster,
+            self.block,
+            self.placed_s,
+            self.output_tokens,
+            self.ttft_objective_s,
+            self.tbt_objective_s,
+            roles_for(self.request, self.roster),
+        )
+
+    @property
+    def choice(self) -> Choice:
+        """Of the policy."""
+        return Choice(self.prefill_at, self.decode_at, self.peer_at)
 
     def observed_ttft_s(self) -> float | None:
         """Placement to first byte of a streamed answer; None while unknown."""
@@ -81,29 +107,29 @@ class RecordLog:
         self._tokens = 0
         self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
 
-    def add(self, record: PlacementRecord) -> Sequence[Estimates]:
-        """Returns the candidates of the records that left: its own if none are kept."""
-        candidates = record.candidates
-        assert candidates is not None
+    def add(self, record: PlacementRecord) -> Sequence[Floats]:
+        """Returns the blocks of the records that left: its own if none are kept."""
+        block = record.block
+        assert block is not None
         if not self._capacity:
-            record.candidates = None
-            return (candidates,)
+            record.block = None
+            return (block,)
         records = self._records
         records[record.placement.placement_id] = record
-        self._candidates += candidates.size
+        self._candidates += len(record.roster.ranks)
         self._tokens += len(record.request.tokens)
-        left: list[Estimates] = []
+        left: list[Floats] = []
         while (
             len(records) > self._capacity
             or self._candidates > self.MAX_CANDIDATES
             or self._tokens > self.MAX_TOKENS
         ) and len(records) > 1:
             _, oldest = records.popitem(last=False)
-            candidates, oldest.candidates = oldest.candidates, None
-            assert candidates is not None
-            self._candidates -= candidates.size
+            block, oldest.block = oldest.block, None
+            assert block is not None
+            self._candidates -= len(oldest.roster.ranks)
             self._tokens -= len(oldest.request.tokens)
-            left.append(candidates)
+            left.append(block)
         return left
 
     def get(self, placement_id: str) -> PlacementRecord | None:

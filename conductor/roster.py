@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cache_index import CacheIndex, Namespace
 from conductor.cluster import DEFAULT_BLOCK_SIZE, Cluster, Health, InstanceState
-from conductor.costs import Floats, Ints
+from conductor.costs import ClusterTables, Floats, Ints
 from conductor.costs import tables as t
 from conductor.placement import Role
 from conductor.rank import RankState
@@ -36,6 +36,7 @@ class Roster:
 
     version: int
     valid_until_s: float
+    tables: ClusterTables
     ranks: list[RankState]
     rows: Ints  # of the ranks in the cluster's tables
     roles: Ints
@@ -106,6 +107,7 @@ def make_roster(
     return Roster(
         version=cluster.version,
         valid_until_s=valid_until_s,
+        tables=cluster.tables,
         ranks=ranks,
         rows=rows,
         roles=np.array([_ROLES[owner.role] for owner in owners], np.int64),

@@ -352,12 +352,13 @@ class Scheduler:
 
     def _admit(self, record: PlacementRecord) -> None:
         """Raises RejectedError; what was estimated is given back then."""
-        estimates = record.candidates
+        estimates, block = record.candidates, record.block
         assert estimates is not None
+        assert block is not None
         placement, choice = record.placement, record.choice
         rejection = self.gate.judge(estimates, choice, placement.predicted_ttft_s, self.cluster.tables)
         if rejection is not None:
-            self._decider.recycle((estimates,))
+            self._decider.recycle((block,))
             raise RejectedError(rejection.reason, rejection.stage, rejection.retry_after_s)
         self.gate.placed(
             placement.placement_id,

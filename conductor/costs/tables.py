@@ -95,7 +95,9 @@ _pack_pair: Final[Callable[..., None]] = Struct("2d").pack_into
 class ClusterTables:
     """Load, rank and class tables; rows are added and reused, never moved."""
 
-    def __init__(self, pool_links: Sequence[PoolLink] = ()) -> None:
+    def __init__(self, links: Floats, pool_links: Sequence[PoolLink] = ()) -> None:
+        """``links`` are those of `Topology.link_table`."""
+        self.links = links
         self.pools: Floats = np.zeros((len(pool_links), POOL_COLUMNS))
         self.pools[:, POOL_S_PER_BYTE] = [1.0 / pool.bytes_per_s for pool in pool_links]
         self.loads: Floats = np.zeros((16, LOAD_COLUMNS))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cache_index.kernel_cache import cache_directory, cached_njit
 from cache_index.kernel_set import compiled
-from conductor.costs import ClusterTables, Floats, Ints, addresses, topology
+from conductor.costs import Floats, Ints, addresses, topology
 from conductor.costs import held as h
 from conductor.costs import kernels as k
 from conductor.costs import tables as t
@@ -70,15 +70,19 @@ Found: TypeAlias = tuple[
 ]
 
 
+NOTHING_FOUND: Final[Found] = (-1, -1, -1, -1, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, False, False)
+
+
 class Grounds:
     """Where a roster of at most one cache group and the tables stand in memory.
 
     Tables that have grown stand elsewhere: good while its ``loads`` and ``classes`` are theirs.
     """
 
-    def __init__(self, roster: Roster, tables: ClusterTables, links: Floats) -> None:
+    def __init__(self, roster: Roster) -> None:
+        tables = roster.tables
         group = roster.cache_groups[0] if roster.cache_groups else None
-        self.roster, self._links = roster, links  # all of them are kept as long as this is
+        self.roster, self._links = roster, tables.links  # all of them are kept as long as this is
         self.loads, self._ranks = tables.loads, tables.ranks
         self.classes, self._pools = tables.classes, tables.pools
         words = self._words = np.zeros(_WORDS, np.int64)
@@ -95,7 +99,7 @@ class Grounds:
             _RANKS: self._ranks,
             _CLASSES: self.classes,
             _POOLS: self._pools,
-            _LINKS: links,
+            _LINKS: self._links,
         }
         if group is not None:
             arrays |= {_MEMBERS: group.members, _HOLDER_IDS: group.holder_ids}
@@ -106,7 +110,7 @@ class Grounds:
         words[_SIZE] = len(roster.ranks)
         words[_ANY_FETCHES], words[_JOINT_PROTOCOLS] = roster.any_fetches, roster.joint_protocols
         words[_TABLE_ROWS], words[_CLASS_ROWS] = len(self.loads), len(self.classes)
-        words[_POOL_ROWS], words[_LINK_ROWS] = len(self._pools), len(links)
+        words[_POOL_ROWS], words[_LINK_ROWS] = len(self._pools), len(self._links)
         self.address = int(words.ctypes.data)
 
 
@@ -204,7 +208,7 @@ def search(
         g[_JOINT_PROTOCOLS],
     )
     if p < 0:
-        return -1, -1, -1, -1, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, False, False
+        return NOTHING_FOUND
     hand_off_s = 0.0
     if p != d:
         hand_off_s = slo_kernel.hand_off_s(

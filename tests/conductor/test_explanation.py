@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
 from cluster_factory import BLOCK, facts, hold, make_scheduler, request
 
@@ -118,17 +118,23 @@ def test_harm_to_those_aboard_is_told() -> None:
 
 
 def test_what_could_not_be_chosen_says_why() -> None:
-    scheduler = make_scheduler("ppdm")
-    record = scheduler.consider(request(512), 0.0)
-    c = record.candidates
-    assert c is not None
-    roles = np.where(np.arange(4) == 1, 0, c.roles)
-    record.candidates = c.with_roles(np.where(c.can_decode, 0, roles))
-    ruled_out = {each["instance"]: each["ruled_out"] for each in explain(record, 0.0)["candidates"]}
-    assert ruled_out == {
-        "p0": ["no decode rank of its hand-off protocol"],
+    def ruled_out(**options: Any) -> dict[str, list[str]]:
+        scheduler = make_scheduler("ppdm")
+        scheduler.cluster["d2"].protocol = "other"
+        record = scheduler.consider(request(512, **options), 0.0)
+        return {each["instance"]: each["ruled_out"] for each in explain(record, 0.0)["candidates"]}
+
+    no_partner = ["no decode rank of its hand-off protocol"]
+    assert ruled_out() == {
+        "p0": no_partner,
+        "p1": no_partner,
+        "d2": ["no prefill rank of its hand-off protocol"],
+        "m3": [],
+    }
+    assert ruled_out(prefill_on=Holder("m3")) == {
+        "p0": ["another prefill rank was asked for"],
         "p1": ["another prefill rank was asked for"],
-        "d2": ["another prefill rank was asked for"],
+        "d2": ["no prefill rank of its hand-off protocol"],
         "m3": [],
     }
 

@@ -82,14 +82,14 @@ def estimate(
 ) -> Candidates:
     roster = make_roster(cluster, CacheIndex(), "m", now_s)
     assert roster is not None
-    return Estimator(cluster).estimate(
+    return Estimator().estimate(
         PlacementRequest("r", "m", np.empty(0, np.uint32), prompt_tokens),
         roster,
         Held(held or {}),
         now_s,
-        output_tokens=output_tokens,
-        ttft_objective_s=2.0,
-        tbt_objective_s=0.05,
+        output_tokens,
+        2.0,
+        0.05,
     )
 
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.costs import ClusterTables, Exposure, Floats
+from conductor.costs import ClusterTables, Exposure, Floats, Topology
 from conductor.costs import tables as t
 
 STEP_S = 0.01  # whatever is aboard
-TABLES = ClusterTables()
+TABLES = ClusterTables(Topology().link_table())
 TABLES.make_row(0)
 TABLES.ranks[0, t.CLASS] = TABLES.class_id(
     replace(
