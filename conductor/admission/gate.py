@@ -20,7 +20,10 @@ from conductor.costs import tables as t
 from conductor.placement import PlacementRequest
 from conductor.policies.candidates import Candidates, Choice
 
-_SAME_FOR = 32  # observations: predictions move slowly, and are made for every request
+# Predictions move slowly, and are made for every request: one holds for a part of the answers seen,
+# at most so many.
+_HOLDS_FOR = 1 / 8
+_HOLDS_AT_MOST = 32
 _MOST_REMEMBERED = 4_096
 
 
@@ -48,7 +51,10 @@ class Gate:
             if len(self._remembered) >= _MOST_REMEMBERED:
                 self._remembered.clear()
             tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
-            self._remembered[key] = tokens, self._observed + _SAME_FOR
+            self._remembered[key] = (
+                tokens,
+                self._observed + min(int(self._observed * _HOLDS_FOR), _HOLDS_AT_MOST),
+            )
         return tokens
 
     def observe(self, request: PlacementRequest, beginning: int | None, output_tokens: int) -> None:
