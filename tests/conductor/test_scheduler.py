@@ -188,6 +188,22 @@ def test_calibration_learns_from_observed_prefills() -> None:
     assert scheduler.calibrations[LLAMA_8B_H100.name].prefill.factor == pytest.approx(2.0, rel=0.02)
 
 
+@pytest.mark.parametrize("roles", ["m", "pd"])
+def test_the_first_byte_of_an_answer_that_comes_whole_tells_of_its_end_only(roles: str) -> None:
+    scheduler = make_scheduler(roles)
+    placement = scheduler.place(request(4_000, streamed=False), 0.0)
+    if placement.disaggregated:
+        scheduler.prefill_finished(placement.placement_id, 0.5)
+    before = scheduler.cluster.tables.loads.copy()
+    scheduler.first_token(placement.placement_id, 1.0)
+    assert np.array_equal(scheduler.cluster.tables.loads, before)
+    scheduler.finished(placement.placement_id, 1.0, Usage(4_000, 9, 0))
+    scheduler.check_invariants()
+    ranks = [rank for instance in scheduler.cluster for rank in instance.ranks]
+    assert not any(rank.prefills or rank.decodes for rank in ranks)
+    assert not any(rank.transfers_in or rank.transfers_out for rank in ranks)
+
+
 def test_records_are_bounded() -> None:
     cluster_scheduler = make_scheduler("m")
     cluster_scheduler.records._capacity = 3
