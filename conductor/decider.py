@@ -170,7 +170,7 @@ class Decider:
             prefill_factor,
             k.is_long(step_s, candidates.tbt_objective_s),
             held_by_decode,
-            len(decode.decodes),
+            decode.active_decodes,
             prefill,
             decode,
             roster.cache_groups[group] if group >= 0 else None,

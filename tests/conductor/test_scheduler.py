@@ -345,8 +345,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.cancelled(placement_id, self.now_s)
         for instance in self.scheduler.cluster:
             for rank in instance.ranks:
-                assert not rank.prefills
-                assert not rank.decodes
+                assert not rank.under_way()
                 assert rank.context_tokens == 0
 
 
