@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 from conductor.cluster import Cluster, InstanceState
 from conductor.costs import Calibration, InstanceClass
+from conductor.costs.rank_books import rank_kernels
+from conductor.costs.tables import ACTIVE_DECODES, CONTEXT_TOKENS
 from conductor.explanation import PlacementRecord
 from conductor.prefix_lookup import PrefixLookup
-from conductor.rank import PendingPrefill, RankState
+from conductor.rank import RankState
 
 # Shorter answers say more about the first step than about the pace.
 _MIN_OBSERVED_TOKENS = 8
@@ -26,6 +30,10 @@ class Books:
         self._cluster = cluster
         self._lookup = lookup
         self._tbt_share = tbt_share
+        self._tickets = 0
+        kernels = rank_kernels()
+        self._place, self._advance, self._end = kernels.place, kernels.advance, kernels.end
+        self._move, self._borne_s = kernels.move, kernels.borne_s
         for instance in cluster:
             self.apply(instance.instance_class)
 
@@ -46,98 +54,113 @@ class Books:
     def reserve(self, record: PlacementRecord, now_s: float) -> None:
         """Book the work and the transfers of a placement, so that the next decision sees them."""
         placement, request = record.placement, record.request
-        placement_id, plan, cluster = placement.placement_id, placement.plan, self._cluster
-        prompt_tokens, output_tokens, prefill_s = request.prompt_tokens, record.output_tokens, plan.prefill_s
-        rank, decode = record.prefill, record.decode
+        plan, rank, decode = placement.plan, record.prefill, record.decode
+        self._tickets = record.ticket = ticket = self._tickets + 1
         whole = decode is rank
-        # Its end shows when the first token streams or when it hands off.
-        observed = request.streamed or placement.disaggregated
-        rank.add_prefill(
-            placement_id, PendingPrefill(prefill_s, prompt_tokens - plan.tokens, observed), now_s
-        )
-        decode.decodes[placement_id] = context_tokens = prompt_tokens + output_tokens // 2
-        decode.context_tokens += context_tokens
-        decode.exposure.placed(
-            placement_id,
-            prefill_s if whole else 0.0,
-            output_tokens,
+        if self._place(
+            rank.address,
+            now_s,
+            self._tbt_share,
+            ticket,
+            True,  # prefills here
+            whole,  # decodes here
+            request.prompt_tokens,
+            record.output_tokens,
+            placement.overlap_tokens,
+            plan.tokens,
+            plan.prefill_s,
+            request.streamed or not whole,  # its end shows when the first token streams or when it hands off
             record.tbt_objective_s,
             record.long_steps,
-        )
-        rank.placements += 1
-        if not whole:
-            decode.placements += 1
-            cluster.write(rank)
-        cluster.settle(decode, self._tbt_share, now_s)
-        if not whole:
-            cluster.store(rank, prompt_tokens - placement.overlap_tokens, now_s)
-        cluster.store(decode, prompt_tokens - record.held_by_decode + output_tokens, now_s)
+        ):
+            rank.grow()
+        if not whole and self._place(
+            decode.address,
+            now_s,
+            self._tbt_share,
+            ticket,
+            False,  # prefills there
+            True,
+            request.prompt_tokens,
+            record.output_tokens,
+            record.held_by_decode,
+            plan.tokens,
+            0.0,
+            False,
+            record.tbt_objective_s,
+            False,
+        ):
+            decode.grow()
         if record.peer is not None:
             self.transfer(record, record.peer, rank)
         if plan.fetch_s > 0.0:
-            cluster.load(rank, plan, now_s)
+            self._cluster.load(rank, plan, now_s)
         if record.cache_group is not None:
-            self._lookup.prefill_begins(placement_id, request, record.cache_group, rank.holder)
+            self._lookup.prefill_begins(placement.placement_id, request, record.cache_group, rank.holder)
 
     def transfer(self, record: PlacementRecord, giver: RankState, taker: RankState) -> None:
         """A transfer begins: a fetch with the placement, a hand-off when the prefill has ended."""
         record.transfer = (giver, taker)
-        giver.transfers_out += 1
-        taker.transfers_in += 1
-        self._cluster.write(giver)
-        self._cluster.write(taker)
+        self._move(giver.address, 0, 1)
+        self._move(taker.address, 1, 0)
 
     def end_transfer(self, record: PlacementRecord) -> None:
         """What was on a link for it has arrived, or never will."""
         if record.transfer is not None:
             giver, taker = record.transfer
             record.transfer = None
-            giver.transfers_out -= 1
-            taker.transfers_in -= 1
-            self._cluster.write(giver)
-            self._cluster.write(taker)
+            self._move(giver.address, 0, -1)
+            self._move(taker.address, -1, 0)
 
     def end_prefill(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
         """Release the prefill reservation; its service time teaches the calibration if ``learn``."""
-        placement, rank = record.placement, record.prefill
-        self._lookup.prefill_ended(placement.placement_id)
-        pending = len(rank.prefills)
-        if not pending:
+        self._lookup.prefill_ended(record.placement.placement_id)
+        service_s = self._advance(record.prefill.address, now_s, self._tbt_share, record.ticket, True, False)
+        if learn:
+            self._learn_prefill(record, service_s)
+
+    def begin_decode(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
+        """The first token of the answer is out, so the prefill has ended, if that was not told before."""
+        rank = record.decode
+        if record.prefill is not rank:
+            self.end_prefill(record, now_s, learn=learn)
+            self._advance(rank.address, now_s, self._tbt_share, record.ticket, False, True)
             return
-        service_s = rank.end_prefill(placement.placement_id, now_s)
-        if len(rank.prefills) != pending:
-            self._cluster.write(rank)
-        if not learn or service_s is None:
-            return
+        self._lookup.prefill_ended(record.placement.placement_id)
+        service_s = self._advance(rank.address, now_s, self._tbt_share, record.ticket, True, True)
+        if learn:
+            self._learn_prefill(record, service_s)
+
+    def end(self, record: PlacementRecord, now_s: float, *, prefilling: bool, learn: bool) -> None:
+        """Release what is still taken; the pace of the decode teaches the calibration if ``learn``.
+
+        ``prefilling``: nobody told that its prefill has ended.
+        """
+        if learn:
+            self._learn_decode(record, now_s)
+        rank, whole = record.decode, record.decode is record.prefill
+        if prefilling:
+            if whole:
+                self._lookup.prefill_ended(record.placement.placement_id)
+            else:
+                self.end_prefill(record, now_s, learn=False)
+        self._end(rank.address, now_s, self._tbt_share, record.ticket, prefilling and whole)
+
+    def _learn_prefill(self, record: PlacementRecord, service_s: float) -> None:
+        """From its service time; NaN: that is not known."""
+        placement = record.placement
         instance = self._cluster.get(placement.prefill.instance_id)
-        if instance is not None:
+        if instance is not None and not isnan(service_s):
             calibration = self.calibration(instance.instance_class)
             # Without the factor of the moment of the placement, which may be long ago.
             calibration.observe_prefill(placement.plan.prefill_s / record.prefill_factor, service_s)
             self._use(calibration, instance.instance_class)
 
-    def begin_decode(self, record: PlacementRecord, now_s: float) -> None:
-        """The first token of the answer is out."""
-        rank = record.decode
-        rank.exposure.began(
-            record.placement.placement_id, rank.queue_s(now_s) if rank.prefills else 0.0, now_s
-        )
-        self._cluster.expose(rank, self._tbt_share, now_s)
-
-    def end_decode(self, record: PlacementRecord, now_s: float, *, learn: bool) -> None:
-        """Release what the decode took; its pace teaches the calibration if ``learn``."""
-        placement_id, rank = record.placement.placement_id, record.decode
-        borne_s = rank.exposure.ended(placement_id, rank.queue_s(now_s) if rank.prefills else 0.0)
-        if learn:
-            self._learn_decode(record, now_s, borne_s)
-        rank.end_decode(placement_id)
-        self._cluster.settle(rank, self._tbt_share, now_s)
-
-    def _learn_decode(self, record: PlacementRecord, now_s: float, borne_s: float) -> None:
+    def _learn_decode(self, record: PlacementRecord, now_s: float) -> None:
         """The mean gap between a streamed answer's tokens, beside what the decode rank's load predicts.
 
         The load changed while the answer ran, so the prediction is the mean of those at its first and last token.
-        Prefills that ran beside it for ``borne_s`` say nothing about the pace of decoding.
+        Prefills that ran beside it say nothing about the pace of decoding.
         """
         usage, started_s = record.usage, record.first_token_s
         instance = self._cluster.get(record.placement.decode.instance_id)
@@ -150,6 +173,7 @@ class Books:
             or instance is None
         ):
             return
+        borne_s = self._borne_s(record.decode.address, now_s, record.ticket)
         observed_s = max(now_s - started_s - borne_s, 0.0) / (usage.output_tokens - 1)
         calibration = self.calibration(instance.instance_class)
         raw_s = 0.5 * (record.raw_step_at_first_token_s + self.raw_step_s(record.decode, instance))
@@ -163,9 +187,9 @@ class Books:
     @staticmethod
     def raw_step_s(rank: RankState, instance: InstanceState) -> float:
         """`step_s` by the catalogue alone."""
-        c = instance.instance_class
+        c, head = instance.instance_class, rank.head
         return (
             c.decode_base_s
-            + c.decode_s_per_sequence * len(rank.decodes)
-            + c.decode_s_per_context_token * rank.context_tokens
+            + c.decode_s_per_sequence * head[ACTIVE_DECODES]
+            + c.decode_s_per_context_token * head[CONTEXT_TOKENS]
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from struct import Struct
-from typing import Final, cast
+from typing import Final
 from urllib.parse import urlsplit
 
 from cache_index import Holder
@@ -187,16 +187,16 @@ class Cluster:
         pools = self.topology.pool_numbers(instance.instance_id)
         self._instances[instance.instance_id] = instance
         for rank in instance.ranks:
-            rank.row = self._free_rows.pop() if self._free_rows else self._rows
-            self._rows = max(self._rows, rank.row + 1)
-            self.tables.make_row(rank.row)
-            facts = self.tables.ranks[rank.row]
+            row = self._free_rows.pop() if self._free_rows else self._rows
+            self._rows = max(self._rows, row + 1)
+            self.tables.make_row(row)
+            facts = self.tables.ranks[row]
             facts[t.CLASS] = self.tables.class_id(instance.instance_class)
             facts[t.FETCHES] = instance.fetches_from_peers
             facts[t.STREAMS_LAYERS] = instance.streams_layers
             facts[t.POOL : t.LOCATION] = pools
             facts[t.LOCATION :] = location
-            self.write(rank)
+            rank.take_row(self.tables, row)
         self._write_capacity(instance)
         self.version += 1
 
@@ -205,31 +205,9 @@ class Cluster:
         instance = self._instances.pop(instance_id)
         for rank in instance.ranks:
             self._free_rows.append(rank.row)
-            rank.row = NO_ROW  # placements under way still keep its books
+            rank.take_row(self.tables, NO_ROW)  # placements under way still keep its books
         self.version += 1
         return instance
-
-    def write(self, rank: RankState) -> None:
-        """To be called after every change of a rank's books."""
-        if rank.row != NO_ROW:
-            rank.write(self.tables.load_words)
-
-    def expose(self, rank: RankState, tbt_share: float, now_s: float) -> None:
-        """To be called, after `write`, when a request of a rank that decodes was placed, has begun or has ended."""
-        if rank.row != NO_ROW:
-            rank.exposure.write(self.tables, rank.row, tbt_share, now_s)
-
-    def settle(self, rank: RankState, tbt_share: float, now_s: float) -> None:
-        """`write` and `expose`."""
-        if rank.row != NO_ROW:
-            tables = self.tables
-            rank.write(tables.load_words)
-            rank.exposure.write(tables, rank.row, tbt_share, now_s)
-
-    def store(self, rank: RankState, tokens: int, now_s: float) -> None:
-        """To be called when a placement will leave so many more tokens in a rank's cache."""
-        if rank.row != NO_ROW:
-            self.tables.store(rank.row, tokens, now_s)
 
     def load(self, rank: RankState, plan: PrefixPlan, now_s: float) -> None:
         """To be called when a placement will load what its plan says."""
@@ -239,20 +217,13 @@ class Cluster:
             )
             self.tables.take_pool_links(rank.row, own, now_s)
 
-    def check(self, rank: RankState) -> None:
-        """Assert that the load table has what the books say; for tests."""
-        expected = self.tables.loads.copy()
-        rank.write(cast("memoryview[float]", expected.reshape(-1).data))
-        assert (self.tables.loads == expected).all(), f"the row of {rank.holder} is stale"
-
     def place_elsewhere(self, placed: Mapping[Holder, PlacedElsewhere]) -> None:
         """What others have placed, in place of what they told before. Ranks that are not known are left out."""
         for instance in self:
             for rank in instance.ranks:
                 others = placed.get(rank.holder)
                 if others != rank.elsewhere:
-                    rank.elsewhere = others
-                    self.write(rank)
+                    rank.place_elsewhere(others)
 
     def report(self, rank: RankState, load: ReportedLoad | None) -> None:
         """Gauges of one rank, polled or pushed; None when they are no longer known."""

@@ -178,7 +178,7 @@ class Decider:
             long_steps,
             skips_prefill,
             held_by_decode,
-            len(decode.decodes),
+            decode.active_decodes,
             prefill,
             decode,
             roster.cache_groups[group] if group >= 0 else None,

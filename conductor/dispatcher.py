@@ -160,7 +160,8 @@ class Dispatcher:
     def _idle_ranks(self) -> int:
         """How many may go at once: more would queue behind each other."""
         return max(
-            sum(not rank.prefills for instance in self._scheduler.cluster for rank in instance.ranks), 1
+            sum(not rank.pending_prefills for instance in self._scheduler.cluster for rank in instance.ranks),
+            1,
         )
 
     def _place(self, tickets: list[int], now_s: float) -> list[Released]:

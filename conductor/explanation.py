@@ -58,6 +58,7 @@ class PlacementRecord(msgspec.Struct, gc=False):
     outcome: str = "running"
     usage: Usage | None = None
     failure: InstanceFailure | None = None
+    ticket: int = 0  # what the books of its ranks know it by
 
     @property
     def candidates(self) -> Estimates | None:

@@ -172,6 +172,4 @@ class Membership:
 
 def _under_way(instance: InstanceState) -> int:
     """Placements that have not ended on it, and transfers from it."""
-    return sum(
-        len(rank.decodes.keys() | rank.prefills.keys()) + rank.transfers_out for rank in instance.ranks
-    )
+    return sum(len(rank.under_way()) + rank.transfers_out for rank in instance.ranks)

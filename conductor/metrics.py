@@ -59,8 +59,8 @@ class ClusterCollector(Collector):
             for rank in instance.ranks:
                 values = [instance.instance_id, str(rank.target.rank)]
                 queue.add_metric(values, rank.queue_s(now_s))
-                prefills.add_metric(values, len(rank.prefills))
-                decodes.add_metric(values, len(rank.decodes))
+                prefills.add_metric(values, rank.pending_prefills)
+                decodes.add_metric(values, rank.active_decodes)
                 placements.add_metric(values, rank.placements)
         for name, calibration in self._scheduler.calibrations.items():
             scale.add_metric([name], calibration.prefill.factor)

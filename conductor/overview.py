@@ -44,8 +44,8 @@ def overview(scheduler: Scheduler, now_s: float, window_s: float) -> dict[str, A
         "objectives": _objectives(scheduler),
         "now": {
             "active_placements": scheduler.active_placements,
-            "pending_prefills": sum(len(rank.prefills) for rank in ranks),
-            "active_decodes": sum(len(rank.decodes) for rank in ranks),
+            "pending_prefills": sum(rank.pending_prefills for rank in ranks),
+            "active_decodes": sum(rank.active_decodes for rank in ranks),
             "context_tokens": sum(rank.context_tokens for rank in ranks),
             "queue_mean_ms": _ms(_mean(sum(queues), len(queues))),
             "queue_max_ms": _ms(max(queues, default=None)),
@@ -190,12 +190,12 @@ def _decode(
     batch = step_s = compute_s = 0.0
     busy = 0
     for instance, rank in candidates:
-        if rank.decodes:
+        if rank.active_decodes:
             c = instance.instance_class
             scale = scheduler.calibration(c).decode.factor
-            own_s = scale * c.decode_s_per_sequence * len(rank.decodes)
+            own_s = scale * c.decode_s_per_sequence * rank.active_decodes
             busy += 1
-            batch += len(rank.decodes)
+            batch += rank.active_decodes
             compute_s += own_s
             step_s += own_s + scale * (c.decode_base_s + c.decode_s_per_context_token * rank.context_tokens)
     if not busy:

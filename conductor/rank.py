@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
 from cache_index import Holder
-from conductor.costs import Exposure
+from conductor.costs import ClusterTables, Floats
+from conductor.costs import rank_block as b
 from conductor.costs import tables as t
+from conductor.costs.rank_books import rank_kernels
 from conductor.placement import Target
 
-NO_ROW = -1
-
-# Writes a rank's books into its row of the load table, in a quarter of an assignment's time.
-_pack_books: Final[Callable[..., None]] = Struct(f"{t.HARM}d").pack_into
-_ROW_BYTES: Final = 8 * t.LOAD_COLUMNS
+NO_ROW: Final = b.NO_ROW
 
 
 class ReportedLoad(msgspec.Struct, frozen=True, gc=False):
@@ -44,151 +39,136 @@ class PlacedElsewhere(msgspec.Struct, frozen=True, gc=False):
     transfers_out: int = 0
 
 
-class PendingPrefill(msgspec.Struct, frozen=True, gc=False):
-    """A prefill placed on a rank; ``observed`` when its end will be seen (it streams, or it hands off)."""
-
-    predicted_s: float
-    tokens: int  # that it computes
-    observed: bool
-
-
-@dataclass(slots=True)
 class RankState:
     """One data-parallel rank: what was placed on it and has not ended, and what its engine reports.
 
-    Prefills run first come, first served; ``head_since_s`` is when the first of them began.
+    The former is a block of memory (`costs.rank_block`) that kernels keep (`costs.rank_books`); here it is read.
     """
 
-    holder: Holder
-    target: Target
-    row: int = 0  # in the cluster's tables, given by the cluster
-    prefills: dict[str, PendingPrefill] = field(default_factory=dict)  # by placement, in order
-    pending_s: float = 0.0  # predicted, of all prefills
-    pending_tokens: int = 0
-    head_since_s: float = 0.0
-    decodes: dict[str, int] = field(default_factory=dict)  # placement -> context tokens
-    context_tokens: int = 0
-    transfers_in: int = 0
-    transfers_out: int = 0
-    placements: int = 0
-    reported: ReportedLoad | None = None
-    elsewhere: PlacedElsewhere | None = None
-    exposure: Exposure = field(default_factory=Exposure)
+    __slots__ = (
+        "_block",
+        "_kernels",
+        "address",
+        "elsewhere",
+        "head",
+        "holder",
+        "reported",
+        "row",
+        "target",
+    )
+
+    def __init__(self, holder: Holder, target: Target) -> None:
+        self.holder = holder
+        self.target = target
+        self.row = NO_ROW  # in the cluster's tables
+        self.reported: ReportedLoad | None = None
+        self.elsewhere: PlacedElsewhere | None = None
+        self._kernels = rank_kernels()
+        self._set_block(b.new_block())
+
+    def _set_block(self, block: Floats) -> None:
+        self._block = block
+        # With which a block begins; from a memoryview single numbers are read fast.
+        self.head = cast("memoryview[float]", block.data)
+        self.address = int(block.ctypes.data)
+
+    def grow(self) -> None:
+        """To be called when a placement has used up the room."""
+        self._set_block(b.grown(self._block))
+
+    def take_row(self, tables: ClusterTables, row: int) -> None:
+        """From now on the books are written into this row of the load table as well; NO_ROW: into none."""
+        self.row = row
+        words = self._block.view("int64")
+        words[b.ROW], words[b.TABLES] = row, tables.address
+        self._write()
+
+    def place_elsewhere(self, others: PlacedElsewhere | None) -> None:
+        """What others have placed, in place of what they told before."""
+        self.elsewhere = others
+        self.head[b.OTHERS_KNOWN] = others is not None
+        if others is not None:
+            for column, value in (
+                (t.HEAD_SINCE_S, others.at_s),
+                (t.HEAD_PREDICTED_S, others.queue_s),
+                (t.PENDING_PREFILLS, others.prefills),
+                (t.PENDING_TOKENS, others.prefill_tokens),
+                (t.ACTIVE_DECODES, others.decodes),
+                (t.CONTEXT_TOKENS, others.context_tokens),
+                (t.TRANSFERS_IN, others.transfers_in),
+                (t.TRANSFERS_OUT, others.transfers_out),
+            ):
+                self.head[b.OTHERS + column] = value
+        self._write()
+
+    def _write(self) -> None:
+        self._kernels.move(self.address, 0, 0)
+
+    # ---- what was placed here ----
 
     def queue_s(self, now_s: float) -> float:
-        """Seconds until a prefill placed now would begin, by what was placed here; `costs.kernels` reads the same,
-        and what was placed elsewhere, from the load table.
+        """Seconds until a prefill placed now would begin; what was placed elsewhere is left out.
 
         One whose end will be observed is still running when its predicted end has passed; another is taken to
         have ended as predicted, and those behind it to have gone on.
         """
-        if not self.prefills:
-            return 0.0
-        head = next(iter(self.prefills.values()))
-        rest_s = self.pending_s - head.predicted_s
-        head_s = self.head_since_s + head.predicted_s - now_s
-        if head_s < 0.0:
-            if not head.observed:
-                return max(rest_s + head_s, 0.0)
-            head_s = 0.0
-        return head_s + (0.0 if rest_s < 0.0 else rest_s)  # sums of floats may miss zero by a hair
+        return self._kernels.queue_s(self.address, now_s)
 
-    def _forget_ended(self, now_s: float) -> None:
-        """Drop leading prefills that nobody will see the end of and that ended by prediction."""
-        prefills = self.prefills
-        while prefills:
-            placement_id, head = next(iter(prefills.items()))
-            if head.observed or self.head_since_s + head.predicted_s > now_s:
-                return
-            self.head_since_s += head.predicted_s
-            self._drop(placement_id)
+    @property
+    def pending_prefills(self) -> int:
+        return int(self.head[t.PENDING_PREFILLS])
 
-    def _drop(self, placement_id: str) -> None:
-        dropped = self.prefills.pop(placement_id)
-        # Sums of floats drift: an empty queue is the moment to be exact again.
-        self.pending_s = self.pending_s - dropped.predicted_s if self.prefills else 0.0
-        self.pending_tokens -= dropped.tokens
+    @property
+    def pending_tokens(self) -> int:
+        """That they compute."""
+        return int(self.head[t.PENDING_TOKENS])
 
-    def add_prefill(self, placement_id: str, pending: PendingPrefill, now_s: float) -> None:
-        if self.prefills:
-            self._forget_ended(now_s)
-        if not self.prefills:
-            self.head_since_s = now_s
-        self.prefills[placement_id] = pending
-        self.pending_s += pending.predicted_s
-        self.pending_tokens += pending.tokens
+    @property
+    def active_decodes(self) -> int:
+        """Those that wait for their prefill included."""
+        return int(self.head[t.ACTIVE_DECODES])
 
-    def end_prefill(self, placement_id: str, now_s: float) -> float | None:
-        """Take a prefill off the queue; returns its service time in seconds where that is known.
+    @property
+    def context_tokens(self) -> int:
+        """Prompts and answers as predicted, of the active decodes."""
+        return int(self.head[t.CONTEXT_TOKENS])
 
-        It is known for the head of the queue: since the one before it ended.
-        """
-        self._forget_ended(now_s)
-        prefills = self.prefills
-        if placement_id not in prefills:
-            return None
-        was_head = next(iter(prefills)) == placement_id
-        self._drop(placement_id)
-        if not was_head:
-            return None
-        service_s, self.head_since_s = now_s - self.head_since_s, now_s
-        return service_s
+    @property
+    def transfers_in(self) -> int:
+        return int(self.head[t.TRANSFERS_IN])
 
-    def add_decode(self, placement_id: str, context_tokens: int) -> None:
-        self.decodes[placement_id] = context_tokens
-        self.context_tokens += context_tokens
+    @property
+    def transfers_out(self) -> int:
+        return int(self.head[t.TRANSFERS_OUT])
 
-    def end_decode(self, placement_id: str) -> None:
-        self.context_tokens -= self.decodes.pop(placement_id, 0)
+    @property
+    def placements(self) -> int:
+        """Ever made here."""
+        return int(self.head[t.PLACEMENTS])
 
-    def write(self, loads: memoryview[float]) -> None:
-        """Write the books into this rank's row of the load table (`ClusterTables.load_words`)."""
-        head_s = rest_s = 0.0
-        observed = False
-        if self.prefills:
-            head = next(iter(self.prefills.values()))
-            head_s, observed = head.predicted_s, head.observed
-            rest_s = self.pending_s - head_s
-        if self.elsewhere is not None:
-            self._write_all(loads, self.elsewhere, head_s, observed, rest_s)
-            return
-        _pack_books(
-            loads,
-            self.row * _ROW_BYTES,
-            self.head_since_s,
-            head_s,
-            observed,
-            rest_s,
-            len(self.prefills),
-            self.pending_tokens,
-            len(self.decodes),
-            self.context_tokens,
-            self.transfers_in,
-            self.transfers_out,
-            self.placements,
-        )
+    def under_way(self) -> set[int]:
+        """The tickets of all that has not ended here."""
+        decodes, prefills = self._rows()
+        return {int(each) for each in (*decodes[:, b.DECODE_TICKET], *prefills[:, b.PREFILL_TICKET])}
 
-    def _write_all(
-        self, loads: memoryview[float], others: PlacedElsewhere, head_s: float, observed: bool, rest_s: float
-    ) -> None:
-        """As `write`, with what others placed: behind the first prefill of ours, or running down by itself."""
-        since_s = self.head_since_s
-        if self.prefills:
-            rest_s += others.queue_s
-        else:
-            since_s, head_s, observed = others.at_s, others.queue_s, False
-        _pack_books(
-            loads,
-            self.row * _ROW_BYTES,
-            since_s,
-            head_s,
-            observed,
-            rest_s,
-            len(self.prefills) + others.prefills,
-            self.pending_tokens + others.prefill_tokens,
-            len(self.decodes) + others.decodes,
-            self.context_tokens + others.context_tokens,
-            self.transfers_in + others.transfers_in,
-            self.transfers_out + others.transfers_out,
-            self.placements,
-        )
+    def _rows(self) -> tuple[Floats, Floats]:
+        """Decodes and prefills, the latter in order, by the columns of `rank_block`."""
+        decodes, prefills = b.rows_of(self._block)
+        return decodes[: self.active_decodes], prefills[: self.pending_prefills]
+
+    def check(self, tables: ClusterTables) -> None:
+        """Assert that sums and the row of the load table are those of what is placed here; for tests."""
+        head, (decodes, prefills) = self.head, self._rows()
+        assert len(set(decodes[:, b.DECODE_TICKET])) == len(decodes), "a decode is there twice"
+        assert len(set(prefills[:, b.PREFILL_TICKET])) == len(prefills), "a prefill is there twice"
+        assert self.context_tokens == decodes[:, b.DECODE_CONTEXT_TOKENS].sum(), "context tokens drifted"
+        assert self.pending_tokens == prefills[:, b.PREFILL_TOKENS].sum(), "pending tokens drifted"
+        pending_s = prefills[:, b.PREFILL_PREDICTED_S].sum()
+        assert abs(head[b.PENDING_S] - pending_s) <= 1e-9 * (1.0 + pending_s), "pending seconds drifted"
+        front = prefills[0] if len(prefills) else [0.0] * b.PREFILL_COLUMNS
+        assert head[t.HEAD_PREDICTED_S] == front[b.PREFILL_PREDICTED_S], "the front of the queue is another"
+        assert head[t.HEAD_OBSERVED] == front[b.PREFILL_OBSERVED], "the front of the queue is another"
+        if self.row != NO_ROW:
+            written = tables.loads[self.row].copy()
+            self._write()
+            assert (tables.loads[self.row] == written).all(), f"the row of {self.holder} is stale"

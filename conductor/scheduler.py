@@ -324,29 +324,25 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Assert that reservations and active placements agree; for tests."""
+        active = {record.ticket: record for record in self._active.values()}
+        assert len(active) == len(self._active), "a ticket was given twice"
         reserved: dict[int, int] = {}
-        for record in self._active.values():
+        for record in active.values():
             if record.decode.row >= 0:
-                assert record.placement.placement_id in record.decode.decodes, (
-                    "an active placement lost its decode"
-                )
+                assert record.ticket in record.decode.under_way(), "an active placement lost its decode"
                 reserved[record.decode.row] = reserved.get(record.decode.row, 0) + 1
+        transfers = [r.transfer for r in active.values() if r.transfer is not None]
         for instance in self.cluster:
             for rank in instance.ranks:
-                assert rank.prefills.keys() <= self._active.keys(), "a prefill outlived its placement"
-                assert len(rank.decodes) == reserved.get(rank.row, 0), "a decode outlived its placement"
-                assert rank.context_tokens == sum(rank.decodes.values()), "context tokens drifted"
-                assert rank.pending_tokens == sum(p.tokens for p in rank.prefills.values()), (
-                    "pending tokens drifted"
-                )
-                transfers = [r.transfer for r in self._active.values() if r.transfer is not None]
+                assert rank.under_way() <= active.keys(), "a prefill or a decode outlived its placement"
+                assert rank.active_decodes == reserved.get(rank.row, 0), "a decode outlived its placement"
                 assert rank.transfers_out == sum(giver is rank for giver, _ in transfers), (
                     "transfers out drifted"
                 )
                 assert rank.transfers_in == sum(taker is rank for _, taker in transfers), (
                     "transfers in drifted"
                 )
-                self.cluster.check(rank)
+                rank.check(self.cluster.tables)
 
     # ---- inside ----
 
@@ -397,8 +393,7 @@ class Scheduler:
             record.raw_step_at_first_token_s = raw_s = books.raw_step_s(record.decode, instance)
             record.step_at_first_token_s = learned.decode.factor * raw_s
             learned.ttft.add(placement.predicted_ttft_s, now_s - record.placed_s)
-        books.end_prefill(record, now_s, learn=True)
-        books.begin_decode(record, now_s)
+        books.begin_decode(record, now_s, learn=True)
 
     def _end(
         self, placement_id: str, now_s: float, outcome: str, usage: Usage | None = None
@@ -415,11 +410,15 @@ class Scheduler:
             self.gate.ended(placement_id)
         if finished and usage is not None and usage.output_tokens:
             self.gate.observe(request, record.beginning, usage.output_tokens)
-        if (record.first_token_s is None or not request.streamed) and record.prefill_finished_s is None:
-            books.end_prefill(record, now_s, learn=False)
         if record.transfer is not None:
             books.end_transfer(record)
-        books.end_decode(record, now_s, learn=finished and request.streamed)
+        books.end(
+            record,
+            now_s,
+            prefilling=(record.first_token_s is None or not request.streamed)
+            and record.prefill_finished_s is None,
+            learn=finished and request.streamed,
+        )
         record.ended_s, record.outcome = now_s, outcome
         objectives = self._decider.objectives_of(request)
         self.outcomes.ended(record, objectives.ttft_s, objectives.tbt_s)

@@ -1,5 +1,4 @@
 from .calibration import Calibration, dump_calibrations, load_calibrations
-from .exposure import Exposure
 from .instance_class import Codec, Floats, InstanceClass, Ints, Speed
 from .tables import ClusterTables
 from .topology import DEFAULT_LINKS, POOL_TIERS, Distance, PoolLink, Topology
@@ -11,7 +10,6 @@ __all__ = [
     "ClusterTables",
     "Codec",
     "Distance",
-    "Exposure",
     "Floats",
     "InstanceClass",
     "Ints",

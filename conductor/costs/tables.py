@@ -1,15 +1,14 @@
 """The cluster as arrays: what the estimate kernels read, a row a rank and a row an instance class.
 
-Rows of the load table are written through by the scheduler whenever a rank's books change; nothing is gathered
-when a request is placed.
+Rows of the load table are written through whenever a rank's books change (`rank_books`); nothing is gathered when a
+request is placed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -88,12 +87,20 @@ POOL_S_PER_BYTE: Final = 0  # as it travels
 POOL_BUSY_UNTIL_S: Final = 1  # with the loads that are planned, one after the other
 POOL_COLUMNS: Final = 2
 
+# ---- where the tables stand (int64 addresses) ----
+LOADS_AT: Final = 0
+RANKS_AT: Final = 1
+CLASSES_AT: Final = 2
+
 # Writes two columns that stand side by side in a third of two assignments' time.
 _pack_pair: Final[Callable[..., None]] = Struct("2d").pack_into
 
 
 class ClusterTables:
-    """Load, rank and class tables; rows are added and reused, never moved."""
+    """Load, rank and class tables; rows are added and reused, never moved.
+
+    At ``address`` kernels find where the tables stand, also when they have grown.
+    """
 
     def __init__(self, links: Floats, pool_links: Sequence[PoolLink] = ()) -> None:
         """``links`` are those of `Topology.link_table`."""
@@ -104,15 +111,15 @@ class ClusterTables:
         self.ranks: Ints = np.zeros((16, RANK_COLUMNS), np.int64)
         self.classes: Floats = np.zeros((4, CLASS_COLUMNS))
         self._class_ids: dict[str, int] = {}
+        self._addresses: Ints = np.zeros(CLASSES_AT + 1, np.int64)
+        self.address = int(self._addresses.ctypes.data)
         self._locate()
 
     def _locate(self) -> None:
-        """Where the tables stand until they grow, for kernels; and as words, which Python writes faster."""
-        self.load_words = cast("memoryview[float]", self.loads.reshape(-1).data)
+        """Where the tables stand until they grow; and as words, which Python writes faster."""
         self._class_words = self.classes.reshape(-1).data
-        self.loads_address = int(self.loads.ctypes.data)
-        self.ranks_address = int(self.ranks.ctypes.data)
-        self.classes_address = int(self.classes.ctypes.data)
+        for at, table in ((LOADS_AT, self.loads), (RANKS_AT, self.ranks), (CLASSES_AT, self.classes)):
+            self._addresses[at] = table.ctypes.data
 
     def make_row(self, row: int) -> None:
         """Make room for a row and empty it."""
@@ -123,13 +130,6 @@ class ClusterTables:
         self.loads[row] = 0.0
         self.loads[row, REPORTED_RUNNING : REPORTED_USAGE + 1] = -1.0
         self.ranks[row] = 0
-
-    def store(self, row: int, tokens: int, now_s: float) -> None:
-        """A placement will leave so many more tokens in the device tier."""
-        words, at = self.load_words, row * LOAD_COLUMNS + STORED_TOKENS
-        faded = words[at] * math.exp((words[at + 1] - now_s) / STORED_MEMORY_S)
-        words[at] = faded + tokens
-        words[at + 1] = now_s
 
     def take_pool_links(self, row: int, moved: Iterable[tuple[Tier, int]], now_s: float) -> None:
         """So many tokens of each tier will come to a rank, or leave it, behind what pool links have to carry."""

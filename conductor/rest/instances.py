@@ -173,9 +173,7 @@ def make_instance_routes(
                 left = membership.drain(instance_id, deadline_s)
                 status = "draining"
             else:
-                left = len(
-                    {p for r in known(instance_id).ranks for p in r.decodes.keys() | r.prefills.keys()}
-                )
+                left = len({each for rank in known(instance_id).ranks for each in rank.under_way()})
                 membership.remove(instance_id)
                 status = "removed"
         except UnknownInstanceError as error:
@@ -206,9 +204,9 @@ def _describe(instance: InstanceState, prefill_scale: float, held: _Held, now_s:
             {
                 "rank": rank.target.rank,
                 "placements": rank.placements,
-                "pending_prefills": len(rank.prefills),
+                "pending_prefills": rank.pending_prefills,
                 "queue_ms": round(rank.queue_s(now_s) * 1e3, 3),
-                "active_decodes": len(rank.decodes),
+                "active_decodes": rank.active_decodes,
                 "context_tokens": rank.context_tokens,
                 "cached_blocks": {t.name.lower(): n for t, n in held.get(rank.holder, {}).items()},
                 "reported": None

@@ -37,16 +37,16 @@ def told_load(cluster: Cluster, now_s: float) -> bytes:
                 instance.instance_id,
                 rank.holder.rank,
                 rank.queue_s(now_s),
-                len(rank.prefills),
+                rank.pending_prefills,
                 rank.pending_tokens,
-                len(rank.decodes),
+                rank.active_decodes,
                 rank.context_tokens,
                 rank.transfers_in,
                 rank.transfers_out,
             )
             for instance in cluster
             for rank in instance.ranks
-            if rank.prefills or rank.decodes or rank.transfers_in or rank.transfers_out
+            if rank.pending_prefills or rank.active_decodes or rank.transfers_in or rank.transfers_out
         ]
     )
 

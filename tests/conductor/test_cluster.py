@@ -1,12 +1,14 @@
 """Queues of a rank, and instances as they are configured."""
 
+from math import isnan
+
 import pytest
+from rank_work import end_decode, end_prefill, place
 
 from cache_index import Holder
 from conductor.catalogue import LLAMA_8B_H100
 from conductor.cluster import Cluster, EngineFacts, Health, ServedModel, make_instance
 from conductor.placement import Role
-from conductor.rank import PendingPrefill
 
 
 def _instance(instance_id: str = "a", url: str = "http://10.0.0.1:8000", ranks: int = 1):
@@ -22,47 +24,47 @@ def _instance(instance_id: str = "a", url: str = "http://10.0.0.1:8000", ranks: 
 
 def test_the_queue_is_what_is_pending_less_the_progress_of_the_running_one() -> None:
     rank = _instance().ranks[0]
-    rank.add_prefill("p1", PendingPrefill(1.0, 16, observed=True), now_s=10.0)
-    rank.add_prefill("p2", PendingPrefill(2.0, 16, observed=True), now_s=10.0)
+    place(rank, 1, 10.0, prefill_s=1.0)
+    place(rank, 2, 10.0, prefill_s=2.0)
     assert rank.queue_s(10.0) == pytest.approx(3.0)
     assert rank.queue_s(10.4) == pytest.approx(2.6)
 
 
 def test_an_observed_prefill_that_is_late_holds_up_those_behind_it() -> None:
     rank = _instance().ranks[0]
-    rank.add_prefill("p1", PendingPrefill(1.0, 16, observed=True), now_s=0.0)
-    rank.add_prefill("p2", PendingPrefill(2.0, 16, observed=True), now_s=0.0)
+    place(rank, 1, 0.0, prefill_s=1.0)
+    place(rank, 2, 0.0, prefill_s=2.0)
     assert rank.queue_s(5.0) == pytest.approx(2.0)
-    assert rank.end_prefill("p1", 5.0) == pytest.approx(5.0)
+    assert end_prefill(rank, 1, 5.0) == pytest.approx(5.0)
     assert rank.queue_s(5.5) == pytest.approx(1.5)
 
 
 def test_an_unobserved_prefill_ends_as_predicted() -> None:
     rank = _instance().ranks[0]
-    rank.add_prefill("p1", PendingPrefill(1.0, 16, observed=False), now_s=0.0)
-    rank.add_prefill("p2", PendingPrefill(2.0, 16, observed=True), now_s=0.0)
+    place(rank, 1, 0.0, prefill_s=1.0, observed=False)
+    place(rank, 2, 0.0, prefill_s=2.0)
     assert rank.queue_s(1.5) == pytest.approx(1.5)
-    rank.add_prefill("p3", PendingPrefill(1.0, 16, observed=True), now_s=1.5)
-    assert list(rank.prefills) == ["p2", "p3"], "what ended as predicted is forgotten with the next change"
-    assert rank.end_prefill("p1", 2.0) is None
+    place(rank, 3, 1.5, prefill_s=1.0)
+    assert rank.under_way() == {2, 3}, "what ended as predicted is forgotten with the next change"
+    assert isnan(end_prefill(rank, 1, 2.0))
 
 
 def test_a_prefill_that_ends_out_of_order_tells_no_service_time() -> None:
     rank = _instance().ranks[0]
-    rank.add_prefill("p1", PendingPrefill(1.0, 16, observed=True), now_s=0.0)
-    rank.add_prefill("p2", PendingPrefill(2.0, 16, observed=True), now_s=0.0)
-    assert rank.end_prefill("p2", 0.5) is None
+    place(rank, 1, 0.0, prefill_s=1.0)
+    place(rank, 2, 0.0, prefill_s=2.0)
+    assert isnan(end_prefill(rank, 2, 0.5))
     assert rank.queue_s(0.5) == pytest.approx(0.5)
-    assert rank.end_prefill("p1", 0.9) == pytest.approx(0.9)
+    assert end_prefill(rank, 1, 0.9) == pytest.approx(0.9)
     assert rank.queue_s(0.9) == 0.0
 
 
 def test_context_tokens_follow_decodes() -> None:
     rank = _instance().ranks[0]
-    rank.add_decode("p1", 100)
-    rank.add_decode("p2", 50)
-    rank.end_decode("p1")
-    rank.end_decode("p1")
+    place(rank, 1, 0.0, decodes=True, prompt_tokens=100)
+    place(rank, 2, 0.0, decodes=True, prompt_tokens=50)
+    end_decode(rank, 1, 0.0)
+    end_decode(rank, 1, 0.0)
     assert rank.context_tokens == 50
 
 

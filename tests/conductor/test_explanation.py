@@ -57,7 +57,7 @@ def test_what_is_told_of_the_decision_does_not_follow_the_load(busy: Scheduler) 
     record = busy.records.get(placement_id)
     assert record is not None
     before = explain(record, 0.1)
-    decoding = len(record.decode.decodes) - 1
+    decoding = record.decode.active_decodes - 1
     assert decoding > 0
     assert f"decodes with {decoding} others" in before["why"]
 

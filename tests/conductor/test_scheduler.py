@@ -199,9 +199,9 @@ def test_the_first_byte_of_an_answer_that_comes_whole_tells_of_its_end_only(role
     assert np.array_equal(scheduler.cluster.tables.loads, before)
     scheduler.finished(placement.placement_id, 1.0, Usage(4_000, 9, 0))
     scheduler.check_invariants()
-    ranks = [rank for instance in scheduler.cluster for rank in instance.ranks]
-    assert not any(rank.prefills or rank.decodes for rank in ranks)
-    assert not any(rank.transfers_in or rank.transfers_out for rank in ranks)
+    for rank in (rank for instance in scheduler.cluster for rank in instance.ranks):
+        assert not rank.under_way()
+        assert rank.transfers_in == rank.transfers_out == 0
 
 
 def test_records_are_bounded() -> None:
@@ -361,8 +361,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.cancelled(placement_id, self.now_s)
         for instance in self.scheduler.cluster:
             for rank in instance.ranks:
-                assert not rank.prefills
-                assert not rank.decodes
+                assert not rank.under_way()
                 assert rank.context_tokens == 0
 
 

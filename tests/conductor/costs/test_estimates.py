@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_work import move, place
 
 from cache_index import CacheIndex, Tier
 from conductor.catalogue import LLAMA_8B_H100
@@ -19,7 +20,7 @@ from conductor.placement import PlacementRequest, Role
 from conductor.policies import Candidates
 from conductor.policies.candidates import NO_PEER
 from conductor.prefix_lookup import Levels
-from conductor.rank import PendingPrefill, ReportedLoad
+from conductor.rank import ReportedLoad
 from conductor.roster import CacheGroup, make_roster
 
 BLOCK = 16
@@ -103,9 +104,8 @@ def everywhere(blocks: int) -> list[int]:
 def test_queue_is_the_rest_of_the_head_and_those_behind_it() -> None:
     cluster = make_cluster()
     rank = cluster["i0"].ranks[0]
-    rank.add_prefill("a", PendingPrefill(1.0, 16, observed=True), 10.0)
-    rank.add_prefill("b", PendingPrefill(0.5, 16, observed=True), 10.2)
-    cluster.write(rank)
+    place(rank, 1, 10.0, prefill_s=1.0)
+    place(rank, 2, 10.2, prefill_s=0.5)
     assert estimate(cluster, now_s=10.4).queue_s[0] == pytest.approx(0.6 + 0.5)
     assert estimate(cluster, now_s=12.0).queue_s[0] == pytest.approx(0.5), "the head is late, not gone"
     assert rank.queue_s(10.4) == pytest.approx(1.1)
@@ -114,9 +114,8 @@ def test_queue_is_the_rest_of_the_head_and_those_behind_it() -> None:
 def test_a_prefill_nobody_sees_the_end_of_ends_as_predicted() -> None:
     cluster = make_cluster()
     rank = cluster["i0"].ranks[0]
-    rank.add_prefill("a", PendingPrefill(1.0, 16, observed=False), 0.0)
-    rank.add_prefill("b", PendingPrefill(0.5, 16, observed=True), 0.0)
-    cluster.write(rank)
+    place(rank, 1, 0.0, prefill_s=1.0, observed=False)
+    place(rank, 2, 0.0, prefill_s=0.5)
     assert estimate(cluster, now_s=1.2).queue_s[0] == pytest.approx(0.3) == rank.queue_s(1.2)
 
 
@@ -149,18 +148,14 @@ def test_the_learned_factor_scales_the_prefill() -> None:
 def test_each_step_of_a_prefill_carries_the_decodes_aboard() -> None:
     cluster = make_cluster(instance_class=CHUNKY)
     alone_s = estimate(cluster, 8000).prefill_s[0]
-    rank = cluster["i0"].ranks[0]
-    rank.add_decode("a", 3000)
-    cluster.write(rank)
+    place(cluster["i0"].ranks[0], 1, 0.0, decodes=True, prompt_tokens=3000)
     aboard_s = CHUNKY.decode_s_per_sequence + 3000 * CHUNKY.decode_s_per_context_token
     assert estimate(cluster, 8000).prefill_s[0] == pytest.approx(alone_s + 8 * aboard_s)
 
 
 def test_tbt_is_the_step_with_the_request_aboard_at_the_middle_of_its_answer() -> None:
     cluster = make_cluster()
-    rank = cluster["i0"].ranks[0]
-    rank.add_decode("a", 3000)
-    cluster.write(rank)
+    place(cluster["i0"].ranks[0], 1, 0.0, decodes=True, prompt_tokens=3000)
     expected_s = H100.decode_step_s(np.array([2]), np.array([3000 + 8000 + 50]))[0]
     assert estimate(cluster, 8000, output_tokens=100).tbt_s[0] == pytest.approx(expected_s)
 
@@ -218,8 +213,7 @@ def test_a_load_from_a_pool_waits_for_those_that_are_planned() -> None:
     )
     assert estimate(cluster, 8000, held, now_s=5.02).plan_fetch_s[0] == pytest.approx(free_s[0])
     # Who queues for longer finds the link free.
-    ranks[0].add_prefill("before", PendingPrefill(0.5, 100, True), 5.0)
-    cluster.write(ranks[0])
+    place(ranks[0], 1, 5.0, prefill_s=0.5)
     assert estimate(cluster, 8000, held, now_s=5.0).plan_fetch_s[0] == pytest.approx(free_s[0])
 
 
@@ -274,9 +268,7 @@ def test_a_peer_is_fetched_from_over_the_link_between() -> None:
 def test_a_busy_link_is_shared() -> None:
     cluster = make_cluster(2, fetches_from_peers=True)
     idle_s = estimate(cluster, 8000, {1: everywhere(400)}).plan_fetch_s[0]
-    giver = cluster["i1"].ranks[0]
-    giver.transfers_out = 1
-    cluster.write(giver)
+    move(cluster["i1"].ranks[0], given=1)
     busy_s = estimate(cluster, 8000, {1: everywhere(400)}).plan_fetch_s[0]
     latency_s = DEFAULT_LINKS[Distance.RACK].latency_s + H100.nic.latency_s
     assert busy_s - latency_s == pytest.approx(2 * (idle_s - latency_s))
@@ -284,9 +276,7 @@ def test_a_busy_link_is_shared() -> None:
 
 def test_what_does_not_fit_waits_for_decodes_to_end() -> None:
     cluster = make_cluster(capacity_blocks=1000)  # 16,000 tokens
-    rank = cluster["i0"].ranks[0]
-    rank.add_decode("a", 10_000)
-    cluster.write(rank)
+    place(cluster["i0"].ranks[0], 1, 0.0, decodes=True, prompt_tokens=10_000)
     c = estimate(cluster, 8000, output_tokens=100)
     excess = 10_000 + 8000 + 100 - 16_000
     assert c.wait_s[0] == pytest.approx(excess / 10_000 * 100 * c.tbt_s[0])
@@ -298,9 +288,7 @@ def test_inflicted_delay_counts_whoever_comes_next_and_those_behind() -> None:
     cluster = make_cluster()
     idle = estimate(cluster)
     assert idle.inflicted_s[0] == pytest.approx(0.1 * idle.prefill_s[0])
-    rank = cluster["i0"].ranks[0]
-    rank.add_prefill("b", PendingPrefill(0.1, 16, observed=True), 0.0)
-    cluster.write(rank)
+    place(cluster["i0"].ranks[0], 1, 0.0, prefill_s=0.1)
     c = estimate(cluster)
     assert c.inflicted_s[0] == pytest.approx(c.prefill_s[0] * (0.1 + 1.0))
 
@@ -308,9 +296,8 @@ def test_inflicted_delay_counts_whoever_comes_next_and_those_behind() -> None:
 def test_a_prefix_that_requests_share_takes_its_room_once() -> None:
     cluster = make_cluster(capacity_blocks=1000)  # 16,000 tokens
     rank = cluster["i0"].ranks[0]
-    for name in ("a", "b"):
-        rank.add_decode(name, 8000)
-    cluster.write(rank)
+    for ticket in range(2):
+        place(rank, ticket, 0.0, decodes=True, prompt_tokens=8000)
     alone = estimate(cluster, 8000, {0: everywhere(490)}, output_tokens=100)
     assert alone.wait_s[0] == pytest.approx(
         (16_000 + 8000 - 7840 + 100 - 16_000) / 16_000 * 100 * alone.tbt_s[0]
@@ -323,16 +310,16 @@ def test_what_is_evicted_costs_by_what_was_stored_lately() -> None:
     cluster = make_cluster(2, capacity_blocks=1000)  # 16,000 tokens
     rank = cluster["i0"].ranks[0]
     assert estimate(cluster).eviction_s.tolist() == [0.0, 0.0]
-    cluster.store(rank, 4000, 0.0)
+    place(rank, 1, 0.0, prompt_tokens=4000)
     c = estimate(cluster)
     assert c.eviction_s[1] == 0.0
     assert c.eviction_s[0] == pytest.approx(c.prefill_s[0] * 10.0 * 4000 / 16_000)
     later = estimate(cluster, now_s=300.0)
     assert later.eviction_s[0] == pytest.approx(c.eviction_s[0] / np.e)
-    cluster.store(rank, 4000, 300.0)
+    place(rank, 1, 300.0, prompt_tokens=4000)
     assert estimate(cluster, now_s=300.0).eviction_s[0] == pytest.approx(c.eviction_s[0] * (1.0 + 1.0 / np.e))
     for _ in range(9):
-        cluster.store(rank, 4000, 300.0)
+        place(rank, 1, 300.0, prompt_tokens=4000)
     full = estimate(cluster, now_s=300.0)
     assert full.eviction_s[0] == pytest.approx(10.0 * full.prefill_s[0]), "no more than everything is evicted"
 
@@ -340,7 +327,7 @@ def test_what_is_evicted_costs_by_what_was_stored_lately() -> None:
 def test_what_is_evicted_costs_more_where_requests_under_way_leave_little_room() -> None:
     cluster = make_cluster(capacity_blocks=1000)
     rank = cluster["i0"].ranks[0]
-    cluster.store(rank, 4000, 0.0)
+    place(rank, 1, 0.0, prompt_tokens=4000)
     costs = {}
     for usage in (0.0, 0.7, 0.85, 1.0):
         cluster.report(rank, ReportedLoad(running=2, waiting=0, kv_usage=usage, at_s=0.0))
@@ -349,8 +336,7 @@ def test_what_is_evicted_costs_more_where_requests_under_way_leave_little_room()
     assert costs[0.85] == pytest.approx(costs[0.0] * 0.33 / 0.18)
     assert costs[1.0] == pytest.approx(costs[0.0] * 11.0)
     cluster.report(rank, None)
-    rank.add_decode("a", 13_600)
-    cluster.write(rank)
+    place(rank, 2, 0.0, decodes=True, prompt_tokens=13_600, held_tokens=13_601)
     reserved = estimate(cluster)
     assert reserved.eviction_s[0] / reserved.prefill_s[0] == pytest.approx(10.0 * 0.25 * 0.33 / 0.18)
 
@@ -358,10 +344,7 @@ def test_what_is_evicted_costs_more_where_requests_under_way_leave_little_room()
 def test_harm_is_read_off_between_the_prefills_it_was_told_for() -> None:
     cluster = make_cluster()
     rank = cluster["i0"].ranks[0]
-    rank.add_decode("a", 10)
-    rank.exposure.placed("a", 0.0, 100, 0.05, long=False)
-    cluster.write(rank)
-    cluster.expose(rank, 0.1, 0.0)
+    place(rank, 1, 0.0, decodes=True, output_tokens=100, tbt_objective_s=0.05)
     load = cluster.tables.loads[rank.row]
     for prompt_tokens in (8000, 20_000, 100_000):
         c = estimate(cluster, prompt_tokens)
@@ -372,18 +355,14 @@ def test_harm_is_read_off_between_the_prefills_it_was_told_for() -> None:
 def test_a_step_well_within_the_objective_harms_nobody() -> None:
     cluster = make_cluster()
     rank = cluster["i0"].ranks[0]
-    rank.add_decode("a", 10)
-    rank.exposure.placed("a", 0.0, 100, 0.05, long=False)
-    cluster.write(rank)
-    cluster.expose(rank, 0.1, 0.0)
+    place(rank, 1, 0.0, decodes=True, output_tokens=100, tbt_objective_s=0.05)
     short, middle = estimate(cluster, 600), estimate(cluster, 1200)
     assert short.prefill_s[0] + short.tbt_s[0] < 0.03
     assert short.harm[0] == 0.0
     likely = np.interp(middle.prefill_s[0], [0.025, 0.05], [0.0, 1.0])
     told = np.interp(middle.prefill_s[0], [0.0, 0.05], [0.0, cluster.tables.loads[rank.row, t.HARM]])
     assert middle.harm[0] == pytest.approx(likely * told), "others may fill its step up"
-    rank.add_prefill("b", PendingPrefill(0.1, 4000, observed=True), 0.0)
-    cluster.write(rank)
+    place(rank, 2, 0.0, prefill_s=0.1, prompt_tokens=4000)
     assert estimate(cluster, 600).harm[0] > 0.0, "behind another it shares a step with that one"
 
 
@@ -481,12 +460,11 @@ _BOOKS = st.lists(
 def _load(cluster: Cluster, books: list[tuple[int, int, int, float]]) -> None:
     for i, (decodes, context, transfers, pending_s) in enumerate(books):
         rank = cluster[f"i{i}"].ranks[0]
-        for d in range(decodes):
-            rank.add_decode(f"d{d}", context)
-        rank.transfers_in = transfers
+        for ticket in range(decodes):
+            place(rank, ticket, 0.0, decodes=True, prompt_tokens=context)
+        move(rank, taken=transfers)
         if pending_s:
-            rank.add_prefill("p", PendingPrefill(pending_s, 16, observed=True), 0.0)
-        cluster.write(rank)
+            place(rank, decodes, 0.0, prefill_s=pending_s)
 
 
 @settings(max_examples=100, deadline=None)
@@ -499,10 +477,8 @@ def test_more_load_never_improves_an_estimate(
     _load(cluster, books)
     before = estimate(cluster, held=held)
     rank = cluster[f"i{who % len(books)}"].ranks[0]
-    rank.add_decode("new", context)
-    rank.add_prefill("new", PendingPrefill(0.1, 16, observed=True), 0.0)
-    rank.transfers_in += 1
-    cluster.write(rank)
+    place(rank, 99, 0.0, prefill_s=0.1, decodes=True, prompt_tokens=context)
+    move(rank, taken=1)
     after = estimate(cluster, held=held)
     for name in ("queue_s", "prefill_s", "tbt_s", "hand_off_s", "inflicted_s", "wait_s"):
         assert (getattr(after, name) >= getattr(before, name) - 1e-12).all(), name

@@ -104,7 +104,7 @@ async def test_load_of_others_counts_until_they_are_gone(replicas) -> None:
     placements = [a.scheduler.place(request(16384, seed=n), time.monotonic()) for n in range(3)]
     await until(lambda: b.load_of("e0") == (3.0, 3.0))
     assert b.scheduler.consider(request(), time.monotonic()).queue_s > 0.1
-    assert b.scheduler.cluster["e0"].ranks[0].decodes == {}
+    assert b.scheduler.cluster["e0"].ranks[0].active_decodes == 0
     b.scheduler.check_invariants()
     for placement in placements[1:]:
         a.scheduler.first_token(placement.placement_id, time.monotonic())
