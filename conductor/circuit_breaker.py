@@ -20,12 +20,10 @@ class CircuitBreaker:
     def __init__(self, cluster: Cluster, policy: SuspensionPolicy) -> None:
         self.policy = policy
         self._cluster = cluster
-        self._probes: dict[str, list[InstanceState]] = {}
+        self.probes: dict[str, list[InstanceState]] = {}  # by placement
 
     def placed(self, record: PlacementRecord) -> None:
-        """A placement was made: where an instance may be tried, this is the request that does."""
-        if not record.roster.any_probing:
-            return
+        """A placement was made from a roster with instances that may be tried: this is the request that does."""
         placement = record.placement
         instance = self._cluster.get(placement.prefill.instance_id)
         if instance is not None and instance.health is Health.PROBING:
@@ -70,10 +68,8 @@ class CircuitBreaker:
             self._suspend(instance, f"{reason}, last: {detail}", now_s)
 
     def ended(self, placement_id: str) -> None:
-        """A placement is over: where it should have tried an instance and told nothing of it, another one may."""
-        if not self._probes:
-            return
-        for instance in self._probes.pop(placement_id, ()):
+        """A placement is over: where it is one of ``probes`` and told nothing, another one may try."""
+        for instance in self.probes.pop(placement_id, ()):
             if instance.circuit.probe == placement_id:
                 instance.circuit.probe = None
                 if instance.health is Health.SUSPENDED:
@@ -81,7 +77,7 @@ class CircuitBreaker:
 
     def _try(self, instance: InstanceState, placement_id: str) -> None:
         instance.circuit.probe = placement_id
-        self._probes.setdefault(placement_id, []).append(instance)
+        self.probes.setdefault(placement_id, []).append(instance)
         instance.circuit.suspended_until_s = inf
         self._cluster.set_health(instance, Health.SUSPENDED, "one request tries whether it works again")
 

@@ -8,6 +8,7 @@ from math import inf
 from typing import Final
 
 from conductor.explanation import PlacementRecord
+from conductor.placement import Objectives
 from conductor.rank import ReportedLoad
 from conductor.time_spread import magnitude
 
@@ -113,10 +114,11 @@ class Outcomes:
         if load.preemptions > before.preemptions:
             self._now(load.at_s).preemptions += load.preemptions - before.preemptions
 
-    def ended(self, record: PlacementRecord, ttft_objective_s: float, tbt_objective_s: float) -> None:
+    def ended(self, record: PlacementRecord, objectives: Objectives) -> None:
         """A placement ended, in whatever way; its outcome and times are in the record."""
-        assert record.ended_s is not None
-        tally, usage = self._now(record.ended_s), record.usage
+        ended_s, usage = record.ended_s, record.usage
+        assert ended_s is not None
+        tally = self._latest if ended_s < self._until_s else self._now(ended_s)
         tally.ended[record.outcome] += 1
         output_tokens = None
         if usage is not None:
@@ -127,10 +129,10 @@ class Outcomes:
             if usage.cached_tokens is not None:
                 tally.reported_prompt_tokens += prompt_tokens
                 tally.cached_tokens += usage.cached_tokens
-        ttft_s = record.observed_ttft_s()
-        if ttft_s is None:
+        if record.first_token_s is None or not record.request.streamed:
             return
-        met = ttft_s <= ttft_objective_s
+        ttft_s = record.first_token_s - record.placed_s
+        met = ttft_s <= objectives.ttft_s
         tally.ttft_seen += 1
         tally.ttft_met += met
         tally.ttft_s += ttft_s
@@ -139,13 +141,13 @@ class Outcomes:
             tally.ttft_apart_seen += 1
             tally.ttft_apart_s += ttft_s
             self._hand_off(record, tally)
-        if record.first_token_s is not None and output_tokens is not None and output_tokens > 1:
-            tbt_s = (record.ended_s - record.first_token_s) / (output_tokens - 1)
+        if output_tokens is not None and output_tokens > 1:
+            tbt_s = (ended_s - record.first_token_s) / (output_tokens - 1)
             tally.tbt_seen += 1
-            tally.tbt_met += tbt_s <= tbt_objective_s
+            tally.tbt_met += tbt_s <= objectives.tbt_s
             tally.tbt_s += tbt_s
             tally.tbt_spread[magnitude(tbt_s)] += 1
-            met = met and tbt_s <= tbt_objective_s
+            met = met and tbt_s <= objectives.tbt_s
         if record.outcome == "finished":
             tally.judged += 1
             tally.good += met
@@ -227,5 +229,5 @@ class Untold(Outcomes):
     def reported(self, before: ReportedLoad | None, load: ReportedLoad) -> None:
         pass
 
-    def ended(self, record: PlacementRecord, ttft_objective_s: float, tbt_objective_s: float) -> None:
+    def ended(self, record: PlacementRecord, objectives: Objectives) -> None:
         pass

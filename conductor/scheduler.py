@@ -95,7 +95,8 @@ class Scheduler:
         left = self.records.add(record)
         if left:
             self._decider.recycle(left)
-        self._circuits.placed(record)
+        if record.roster.any_probing:
+            self._circuits.placed(record)
         if self.on_placed is not None:
             self.on_placed(record, now_s)
         self._assumed.placed(record, now_s)
@@ -398,7 +399,8 @@ class Scheduler:
     def _end(
         self, placement_id: str, now_s: float, outcome: str, usage: Usage | None = None
     ) -> PlacementRecord | None:
-        self._circuits.ended(placement_id)
+        if self._circuits.probes:
+            self._circuits.ended(placement_id)
         self._assumed.ended(placement_id, usage)
         record = self._active.pop(placement_id, None)
         if record is None:
@@ -420,8 +422,7 @@ class Scheduler:
             learn=finished and request.streamed,
         )
         record.ended_s, record.outcome = now_s, outcome
-        objectives = self._decider.objectives_of(request)
-        self.outcomes.ended(record, objectives.ttft_s, objectives.tbt_s)
+        self.outcomes.ended(record, self._decider.objectives_of(request))
         return record
 
 
