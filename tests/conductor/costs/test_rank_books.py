@@ -154,6 +154,18 @@ def test_many_may_be_under_way_on_a_rank(many: int, random) -> None:
     rank.check(cluster.tables)
 
 
+def test_an_empty_queue_forgets_what_sums_of_floats_have_drifted() -> None:
+    cluster = cluster_of(1)
+    rank = cluster["a"].ranks[0]
+    for ticket, prefill_s in ((1, 0.1), (2, 0.2), (3, 0.3)):
+        place(rank, ticket, 0.0, prefill_s=prefill_s)
+    assert 0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 != 0.0
+    for ticket in (1, 2, 3):
+        end_prefill(rank, ticket, 0.0)
+    place(rank, 4, 0.0, prefill_s=0.001)
+    assert cluster.tables.loads[rank.row, t.REST_PREDICTED_S] == 0.0
+
+
 def test_books_are_kept_of_a_rank_that_has_left_while_another_has_its_row() -> None:
     cluster = cluster_of(1)
     rank = cluster["a"].ranks[0]
