@@ -176,6 +176,8 @@ class Cluster:
         self.topology = topology or Topology()
         self.tables = ClusterTables(self.topology.link_table(), self.topology.pool_links)
         self._instances: dict[str, InstanceState] = {}
+        # By id; the dictionary's own method, for it is asked several times a request.
+        self.get: Callable[[str], InstanceState | None] = self._instances.get
         self._free_rows: list[int] = []
         self._rows = 0
 
@@ -255,9 +257,6 @@ class Cluster:
         """Every change of an instance's health after it was added."""
         instance.health, instance.health_reason = health, reason
         self.version += 1
-
-    def get(self, instance_id: str) -> InstanceState | None:
-        return self._instances.get(instance_id)
 
     def __getitem__(self, instance_id: str) -> InstanceState:
         return self._instances[instance_id]

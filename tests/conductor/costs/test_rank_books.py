@@ -163,7 +163,7 @@ def test_an_empty_queue_forgets_what_sums_of_floats_have_drifted() -> None:
     assert 0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 != 0.0
     for ticket in (1, 2, 3):
         end_prefill(rank, ticket, 0.0)
-    place(rank, 4, 0.0, prefill_s=1.0)
+    place(rank, 4, 0.0, prefill_s=0.001)
     assert cluster.tables.loads[rank.row, t.REST_PREDICTED_S] == 0.0
 
 
