@@ -113,14 +113,13 @@ class FrontDoorProtocol(HttpToolsProtocol):
             return data
         length, start = begun
         end = start + length
-        exchange = self.cycle = known.kind(self, known.head)
+        whole = end <= len(data)
+        self.cycle = exchange = known.kind(self, known.head, data[start:end] if whole else None)
         if services.keys is not None:
             exchange.authenticate(services.keys)
-        if end <= len(data):
-            exchange.receive_all(data[start:end])
-            exchange.activate()
-            return data[end:]
         exchange.activate()
+        if whole:
+            return data[end:]
         self._pieces.append(memoryview(data)[start:])
         self._missing_bytes = end - len(data)
         return b""
