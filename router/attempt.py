@@ -81,21 +81,17 @@ class Attempt(msgspec.Struct, eq=False):
             beside = bootstrap_target(placement.prefill)
             head = bootstrap_head(handoff.bootstrap_path, beside)
             self._prefill = BootstrapLeg(self, beside, head, b"", self.services.settings.bootstrap_timeout_s)
-            self._prefill.start()
 
     def _start_both(self, handoff: JointHandoff) -> None:
         settings, placement = self.services.settings, self.placement
         body = handoff.body(self._request, placement.model)
-        prefill = self._prefill = self._prefill_leg(body)
+        self._prefill = self._prefill_leg(body)
         head = self.delivery.engine_head(placement.decode, len(body), beside=True)
         limit_s = settings.prefill_timeout_s + settings.first_byte_timeout_s
-        decode = self._decode = DecodeLeg(self, placement.decode, head, body, limit_s)
-        prefill.start()
-        decode.start()
+        self._decode = DecodeLeg(self, placement.decode, head, body, limit_s)
 
     def _send_prefill(self, handoff: Handoff) -> None:
         self._prefill = self._prefill_leg(handoff.prefill_body(self._request, self.placement.model))
-        self._prefill.start()
 
     def _prefill_leg(self, body: bytes) -> PrefillLeg:
         target = self.placement.prefill
@@ -111,8 +107,7 @@ class Attempt(msgspec.Struct, eq=False):
         target = self.placement.decode
         head = self.delivery.engine_head(target, len(body), beside=self.beside)
         limit_s = self.services.settings.first_byte_timeout_s
-        self._decode = decode = DecodeLeg(self, target, head, body, limit_s)
-        decode.start()
+        self._decode = DecodeLeg(self, target, head, body, limit_s)
 
     # What the legs report
 

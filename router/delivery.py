@@ -111,7 +111,7 @@ class Delivery(msgspec.Struct, eq=False):
     def placed(self, placement: Placement) -> None:
         """Start the attempt of a placement, made at once or after a wait."""
         request, services = self._request, self.services
-        apart = placement.disaggregated
+        apart = placement.prefill.instance_id != placement.decode.instance_id
         if apart and not request.endpoint.generates:
             placement = replace(placement, decode=placement.prefill)  # nothing to hand over
             apart = False
@@ -124,7 +124,8 @@ class Delivery(msgspec.Struct, eq=False):
                 attempt.start_handoff()
             else:
                 attempt.start()
-                request.forget_document()  # which a hand-off reads again when the prefill is done
+                # A hand-off reads it again; else its memory is better used for the next request, while in reach.
+                request.parsed = None
             if services.first_bytes is not None:
                 self._watch(attempt, services.first_bytes)
         except RequestError as error:
@@ -153,7 +154,7 @@ class Delivery(msgspec.Struct, eq=False):
         exchange = self._exchange
         head, trace = exchange.head, self._trace
         if trace is None:
-            fields, credentials = head.forwarded()
+            fields, credentials = head.forwarded
         else:
             fields, credentials = forwarded_fields(trace.engine_headers(head.headers))
             fields += trace.leg(target, beside=beside)
@@ -239,7 +240,7 @@ class Delivery(msgspec.Struct, eq=False):
                 gaps = (usage.output_tokens or 0) - 1
                 if gaps > 0:
                     self.services.metrics.itl_s.observe((now_s - exchange.first_byte_s) / gaps)
-        exchange.complete()
+        exchange.complete(now_s)
 
     def response_broke_off(self, leg: DecodeLeg, failure: InstanceFailure, usage: Usage) -> None:
         """The instance failed after the client had received a part of its response."""
@@ -259,7 +260,7 @@ class Delivery(msgspec.Struct, eq=False):
         self.usage = usage
         if not leg.end_broken_stream(message):
             self._exchange.keep_alive = False
-        self._exchange.complete()
+        self._exchange.complete(self.services.clock())
 
     # A second instance beside one that is late
 

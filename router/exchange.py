@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
-from conductor.placement import PlacementError, TokenSource, Usage
+from conductor.placement import Placement, PlacementError, TokenSource, Usage
 from router.accounts import Account, Grant
 from router.api_keys import ApiKey, KeyRing
 from router.delivery import Delivery
 from router.error_shapes import error_shape
 from router.errors import RequestError, internal_error, status_line, too_long
 from router.framing import ResponseHead
-from router.heads import placement_fields, response_head
+from router.heads import changed_response_head, placement_fields
 from router.inference import InferenceRequest
 from router.passed_tokens import with_token_ids
 from router.placement_view import placement_view
@@ -50,7 +50,7 @@ class Exchange:
         "_refusal",
         "_tokenizing",
         "body",
-        "disconnected",
+        "disconnected",  # told by uvicorn, to those who wait for its event
         "door",
         "first_byte_s",
         "grant",
@@ -77,7 +77,6 @@ class Exchange:
         self.keep_alive = head.keep_alive
         self.body: bytes | bytearray = body or b""
         self.more_body = body is None
-        self.disconnected = False
         self.response_complete = False
         self.status = 0
         self.started_s = 0.0
@@ -173,7 +172,7 @@ class Exchange:
         error = internal_error()
         if self._stop(error.message) or self.first_byte_s is not None:
             self.keep_alive = False
-            self.complete()
+            self.complete(self.services.clock())
         else:
             self.reply_error(error)
 
@@ -273,19 +272,18 @@ class Exchange:
 
     def client_lost(self) -> None:
         """The client is gone: nothing is computed for it any longer."""
-        self.disconnected = True
         if self.response_complete or self not in self.services.active:
             return
         self._stop("The client is gone.")
         self.status = CLIENT_CLOSED_REQUEST
-        self._leave()
+        self._leave(self.services.clock())
 
     def shut_down(self) -> None:
         """The router stops before this request is finished."""
         self.keep_alive = False
         message = "The router is shutting down."
         if self._stop(message):
-            self.complete()
+            self.complete(self.services.clock())
         else:
             self.reply_error(
                 RequestError(503, message, kind="service_unavailable", code="shutting_down", retry_after_s=1)
@@ -303,12 +301,15 @@ class Exchange:
         """What to write for an engine's head: from here on the response is this engine's."""
         self.status = head.status
         self.first_byte_s = now_s
-        self.body = b""
+        self.body = b""  # the connection remembers this exchange until the next one
         takes_chunks = self.head.client_takes_chunks
         if head.close_delimited or (head.chunked and not takes_chunks):
             self.keep_alive = False
+        own = self._own_fields()
         own_cors = self.services.cors is not None
-        return response_head(head, self._own_fields(), own_cors=own_cors, client_takes_chunks=takes_chunks)
+        if own_cors or not takes_chunks:
+            return changed_response_head(head, own, own_cors=own_cors, client_takes_chunks=takes_chunks)
+        return b"%b%b\r\n" % (head.block, own.encode("latin-1"))
 
     def reply_error(self, error: RequestError) -> None:
         body = error_shape(self.head.endpoint).body(error, self.request_id)
@@ -333,11 +334,11 @@ class Exchange:
             b"%b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
             % (status_line(status), content_type, len(body), added.encode("latin-1"), body),
         )
-        self.complete()
+        self.complete(self.services.clock())
 
-    def complete(self) -> None:
+    def complete(self, now_s: float) -> None:
         """The response is written, as far as it can be."""
-        self._leave()
+        self._leave(now_s)
         self.door.exchange_finished(self)
 
     def _own_fields(self) -> str:
@@ -352,42 +353,44 @@ class Exchange:
             fields += "".join(f"{name}: {value}\r\n" for name, value in cors.items())
         return fields if self.keep_alive else f"{fields}connection: close\r\n"
 
-    def _leave(self) -> None:
-        self.response_complete = True
+    def _leave(self, now_s: float) -> None:
         services, delivery = self.services, self._delivery
+        self.response_complete = True
         services.active.discard(self)
-        now_s = services.clock()
-        duration_s = now_s - self.started_s
         if self._account is not None:
             self._settle_account(self._account, NO_USAGE if delivery is None else delivery.usage, now_s)
         placement = None if delivery is None else delivery.placement
         model = "unknown" if placement is None else placement.model
-        self._count_answer(model, duration_s)
-        first_byte_s, trace = self.first_byte_s, self.trace
-        if trace is not None:
-            trace.end(
-                self.status,
-                NO_USAGE if delivery is None else delivery.usage,
-                attempts=0 if delivery is None else delivery.attempts,
-                first_byte_after_s=None if first_byte_s is None else first_byte_s - self.started_s,
-            )
+        self._count_answer(model, now_s - self.started_s)
+        if self.trace is not None:
+            self._end_trace(self.trace, delivery)
         if services.settings.log_requests:
-            logger.info(
-                "request",
-                request_id=self.request_id,
-                model=model,
-                status=self.status,
-                placement_id=placement.placement_id if placement is not None else None,
-                prefill=placement.prefill.instance_id if placement is not None else None,
-                decode=placement.decode.instance_id if placement is not None else None,
-                first_byte_ms=None
-                if first_byte_s is None
-                else round((first_byte_s - self.started_s) * 1e3, 2),
-                duration_ms=round(duration_s * 1e3, 2),
-                attempts=delivery.attempts if delivery is not None else 0,
-                **({} if trace is None else {"trace_id": trace.trace_id}),
-            )
+            self._log(model, placement, now_s)
         self._delivery = None  # no reference cycle: what the request held is freed now, not by the collector
+
+    def _end_trace(self, trace: RequestTrace, delivery: Delivery | None) -> None:
+        trace.end(
+            self.status,
+            NO_USAGE if delivery is None else delivery.usage,
+            attempts=0 if delivery is None else delivery.attempts,
+            first_byte_after_s=None if self.first_byte_s is None else self.first_byte_s - self.started_s,
+        )
+
+    def _log(self, model: str, placement: Placement | None, now_s: float) -> None:
+        first_byte_s, trace, delivery = self.first_byte_s, self.trace, self._delivery
+        logger.info(
+            "request",
+            request_id=self.request_id,
+            model=model,
+            status=self.status,
+            placement_id=placement.placement_id if placement is not None else None,
+            prefill=placement.prefill.instance_id if placement is not None else None,
+            decode=placement.decode.instance_id if placement is not None else None,
+            first_byte_ms=None if first_byte_s is None else round((first_byte_s - self.started_s) * 1e3, 2),
+            duration_ms=round((now_s - self.started_s) * 1e3, 2),
+            attempts=delivery.attempts if delivery is not None else 0,
+            **({} if trace is None else {"trace_id": trace.trace_id}),
+        )
 
     def _settle_account(self, account: Account, usage: Usage, now_s: float) -> None:
         account.tenant.requests[self.status] += 1

@@ -56,12 +56,13 @@ class KnownHead:
         self._behind_bytes = len(cut.behind)
 
     def begins(self, data: bytes) -> tuple[int, int] | None:
-        """The length of the body and where it begins, if these bytes begin with such a head."""
+        """Where the body begins and ends, if these bytes begin with such a head."""
         if data.startswith(self._before):
             end = data.find(b"\r", self._at, self._digits_end)
             digits = data[self._at : end]
             if digits.isdigit() and data.startswith(self._behind, end):
-                return int(digits), end + self._behind_bytes
+                start = end + self._behind_bytes
+                return start, start + int(digits)
         return None
 
 

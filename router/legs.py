@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conductor.placement import FailureKind, Target, Usage
 from router.error_shapes import error_shape
 from router.framing import BodyFramer, ResponseHead
-from router.upstream import UpstreamConnection, UpstreamFailure, UpstreamUnreachable
+from router.upstream import UpstreamFailure, UpstreamUnreachable
 from router.usage import usage_from_tail
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _MAX_HELD_BYTES = 256 * 1024  # of an incomplete chunk; beyond it, it is passed 
 
 
 class Leg:
-    """Sends the request on a pooled connection, or on a new one when that turns out to be stale.
+    """Sends a request at once on a pooled connection, or on a new one when there is none or that is stale.
 
     ``started``: the client has got a part of the response, and the rest follows.
     """
@@ -51,19 +51,18 @@ class Leg:
         self.target = target
         self.limit_s = limit_s
         self.started = False
-        self.connection: UpstreamConnection | None = None
         self._deadline_s: float | None = None
         self._head = head
         self._body = body
         self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        connection = self.attempt.services.pool.take(self.target)
+        self.connection = connection = attempt.services.pool.take(target)
         if connection is None:
-            self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
+            self._connect()
         else:
-            self.connection = connection
-            connection.send(self, self._head, self._body)
+            connection.send(self, head, body)
+
+    def _connect(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
 
     def expect(self, limit_s: float) -> None:
         """What comes next should be here ``limit_s`` from now."""
@@ -96,7 +95,7 @@ class Leg:
     def response_failed(self, failure: UpstreamFailure) -> None:
         self.connection = None
         if failure.stale:
-            self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
+            self._connect()
         else:
             self.attempt.leg_failed(self, failure)
 
@@ -109,13 +108,10 @@ class Leg:
                 self.attempt.leg_failed(self, error.failure)
             else:
                 self._task = None
-                self._send(connection)
+                self.connection = connection
+                connection.send(self, self._head, self._body)
         except Exception:
             self.attempt.fail_unexpectedly()
-
-    def _send(self, connection: UpstreamConnection) -> None:
-        self.connection = connection
-        connection.send(self, self._head, self._body)
 
     def _collect(self) -> list[bytes]:
         assert self.connection is not None

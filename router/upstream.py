@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from conductor.placement import FailureKind, Target
 from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead
-from router.known_answers import read_head
+from router.known_answers import KNOWN_ANSWERS
 from router.outbox import Outbox
 
 
@@ -164,7 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
         while (end := data.find(b"\r\n\r\n")) >= 0:
             if end > MAX_HEAD_BYTES:
                 raise _head_too_long()
-            head = read_head(data[:end])
+            head = KNOWN_ANSWERS[data[:end]]
             data = data[end + 4 :]
             if head.status >= 200:
                 break
@@ -180,7 +180,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if head.content_length == len(data) and not head.bodiless:  # as most short ones come
             self.receiver = None
-            self._free(keep_alive=head.keep_alive)
+            self.pool.release(self, reusable=head.keep_alive)
             receiver.response_whole(head, data)
             return
         self.answered = True
@@ -206,15 +206,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.framer = self.sink = None
         self.answered = False
         self.transport.resume_reading()
-        self._free(keep_alive=self._keep_alive)
+        self.pool.release(self, reusable=self._keep_alive)
         receiver.response_complete()
-
-    def _free(self, *, keep_alive: bool) -> None:
-        transport = self.transport
-        if keep_alive and not transport.is_closing() and transport.get_write_buffer_size() == 0:
-            self.pool.release(self)
-        else:
-            transport.close()
 
     def _spoke_unasked(self) -> None:
         """Engines do before they close an idle connection: it means nobody, and the request can go another way."""
@@ -247,11 +240,12 @@ class InstancePool:
         self.open_connections: set[UpstreamConnection] = set()
         self.connecting = 0
 
-    def release(self, connection: UpstreamConnection) -> None:
-        """Nobody uses it: keep it for the next request."""
-        idle = self.idle
-        if len(idle) >= self.max_idle:
-            connection.transport.close()
+    def release(self, connection: UpstreamConnection, *, reusable: bool = True) -> None:
+        """Nobody uses it any more: keep it for the next request, or close it."""
+        transport, idle = connection.transport, self.idle
+        reusable = reusable and not transport.is_closing() and not transport.get_write_buffer_size()
+        if not reusable or len(idle) >= self.max_idle:
+            transport.close()
             return
         connection.reused = True
         connection.idle_since_s = self.clock()
@@ -287,11 +281,11 @@ class UpstreamPool:
         self._max_idle_connections = max_idle_connections
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock
-        self._instances: dict[tuple[str, int, bool], InstancePool] = {}
+        self._instances: dict[str, InstancePool] = {}  # by URL
 
     def take(self, target: Target) -> UpstreamConnection | None:
         """A connection that is idle and open, if there is one."""
-        pool = self._instances.get((target.host, target.port, target.tls))
+        pool = self._instances.get(target.url)
         if pool is not None:
             idle = pool.idle
             while idle:
@@ -301,10 +295,9 @@ class UpstreamPool:
         return None
 
     def instance(self, target: Target) -> InstancePool:
-        key = (target.host, target.port, target.tls)
-        pool = self._instances.get(key)
+        pool = self._instances.get(target.url)
         if pool is None:
-            pool = self._instances[key] = InstancePool(
+            pool = self._instances[target.url] = InstancePool(
                 self._outbox, max_idle=self._max_idle_connections, clock=self._clock
             )
         return pool
@@ -348,10 +341,10 @@ class UpstreamPool:
     def sweep(self) -> None:
         """Close connections that were idle for too long; forget instances without any."""
         limit_s = self._clock() - self._idle_timeout_s
-        for key, pool in list(self._instances.items()):
+        for url, pool in list(self._instances.items()):
             pool.close_idle_since(limit_s)
             if not pool.open_connections and not pool.connecting:
-                del self._instances[key]
+                del self._instances[url]
 
     def close(self) -> None:
         for pool in self._instances.values():
