@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from conductor.placement import FailureKind, InstanceFailure, Placement, RejectedError, Usage
 from router.disaggregation import Handoff, HandoffError, JointHandoff, PrefillAnswer, handoff_protocol
 from router.disaggregation.bodies import forwarded_body
@@ -22,57 +24,31 @@ from router.upstream import UpstreamFailure, UpstreamUnreachable
 
 if TYPE_CHECKING:
     from router.delivery import Delivery
+    from router.exchange import Exchange
+    from router.services import RouterServices
 
 _DETAIL_BYTES = 300
 _ONE_EVENT_A_TOKEN = frozenset((Endpoint.CHAT, Endpoint.COMPLETIONS))
 
 
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """Runs the legs of ``placement``: one to a mixed instance, or prefill and decode, in turn or together.
 
     Of legs that run together, the first that fails ends the other.
     """
 
-    __slots__ = (
-        "_beside",
-        "_decode",
-        "_handoff",
-        "_open",
-        "_prefill",
-        "_prefill_answer",
-        "_request",
-        "_task",
-        "client_takes_chunks",
-        "delivery",
-        "endpoint",
-        "placement",
-        "services",
-        "transport",
-    )
-
-    def __init__(
-        self,
-        delivery: Delivery,
-        request: InferenceRequest,
-        placement: Placement,
-        *,
-        beside: bool = False,
-    ) -> None:
-        """``beside`` another attempt at the same request, which goes on."""
-        self.delivery = delivery
-        self.placement = placement
-        self.services = delivery.services
-        self.transport = delivery.transport
-        self.endpoint = delivery.endpoint
-        self.client_takes_chunks = delivery.client_takes_chunks
-        self._request = request
-        self._beside = beside
-        self._open = True  # the placement has not ended yet
-        self._handoff: Handoff | JointHandoff | None = None
-        self._prefill_answer: PrefillAnswer | None = None
-        self._prefill: Leg | None = None  # to the prefill instance or the server beside it
-        self._decode: DecodeLeg | None = None
-        self._task: asyncio.Task[None] | None = None
+    delivery: Delivery
+    exchange: Exchange
+    services: RouterServices
+    _request: InferenceRequest
+    placement: Placement
+    beside: bool = False  # another attempt at the same request, which goes on
+    _open: bool = True  # the placement has not ended yet
+    _handoff: Handoff | JointHandoff | None = None
+    _prefill_answer: PrefillAnswer | None = None
+    _prefill: Leg | None = None  # to the prefill instance or the server beside it
+    _decode: DecodeLeg | None = None
+    _task: asyncio.Task[None] | None = None
 
     @property
     def begun(self) -> bool:
@@ -80,10 +56,12 @@ class Attempt:
         return self._decode is not None and self._decode.started
 
     def start(self) -> None:
+        """Where one instance prefills and decodes, or computes what has no such parts."""
+        self._start_decode(forwarded_body(self._request, self.placement.model))
+
+    def start_handoff(self) -> None:
+        """Where two do."""
         request, placement = self._request, self.placement
-        if not placement.disaggregated:
-            self._start_decode(forwarded_body(request, placement.model))
-            return
         try:
             handoff = handoff_protocol(placement.prefill.protocol).begin(placement.prefill)
         except HandoffError as error:
@@ -103,25 +81,21 @@ class Attempt:
             beside = bootstrap_target(placement.prefill)
             head = bootstrap_head(handoff.bootstrap_path, beside)
             self._prefill = BootstrapLeg(self, beside, head, b"", self.services.settings.bootstrap_timeout_s)
-            self._prefill.start()
 
     def _start_both(self, handoff: JointHandoff) -> None:
         settings, placement = self.services.settings, self.placement
         body = handoff.body(self._request, placement.model)
-        prefill = self._prefill = self._prefill_leg(body)
+        self._prefill = self._prefill_leg(body)
         head = self.delivery.engine_head(placement.decode, len(body), beside=True)
         limit_s = settings.prefill_timeout_s + settings.first_byte_timeout_s
-        decode = self._decode = DecodeLeg(self, placement.decode, head, body, limit_s)
-        prefill.start()
-        decode.start()
+        self._decode = DecodeLeg(self, placement.decode, head, body, limit_s)
 
     def _send_prefill(self, handoff: Handoff) -> None:
         self._prefill = self._prefill_leg(handoff.prefill_body(self._request, self.placement.model))
-        self._prefill.start()
 
     def _prefill_leg(self, body: bytes) -> PrefillLeg:
         target = self.placement.prefill
-        head = self.delivery.engine_head(target, len(body), beside=self._beside)
+        head = self.delivery.engine_head(target, len(body), beside=self.beside)
         return PrefillLeg(self, target, head, body, self.services.settings.prefill_timeout_s)
 
     def _decode_computes(self) -> None:
@@ -130,10 +104,10 @@ class Attempt:
         self._start_decode(forwarded_body(self._request, self.placement.model))
 
     def _start_decode(self, body: bytes | bytearray) -> None:
-        target, limit_s = self.placement.decode, self.services.settings.first_byte_timeout_s
-        head = self.delivery.engine_head(target, len(body), beside=self._beside)
-        decode = self._decode = DecodeLeg(self, target, head, body, limit_s)
-        decode.start()
+        target = self.placement.decode
+        head = self.delivery.engine_head(target, len(body), beside=self.beside)
+        limit_s = self.services.settings.first_byte_timeout_s
+        self._decode = DecodeLeg(self, target, head, body, limit_s)
 
     # What the legs report
 
@@ -181,7 +155,7 @@ class Attempt:
             settings = self.services.settings
             streams = self._request.stream
             limit_s = settings.transfer_timeout_s if streams else settings.first_byte_timeout_s
-            decode.expect(self.services.clock(), limit_s)
+            decode.expect(limit_s)
         elif answer.transfer is None:
             self._decode_computes()
         else:
@@ -193,12 +167,8 @@ class Attempt:
         report = self.services.placements.prefill_finished
         self.delivery.tell(report, self.placement.placement_id, self.services.clock())
 
-    def response_started(self, leg: DecodeLeg, head: ResponseHead) -> bytes:
+    def response_started(self, leg: DecodeLeg, head: ResponseHead, now_s: float) -> bytes:
         """The first body byte is here: no other instance can take over. Returns the client's head."""
-        services = self.services
-        now_s = services.clock()
-        leg.expect(now_s, services.settings.stall_timeout_s)
-        leg.forget_request()
         if head.status >= 300:
             self._drop_prefill()
         else:
@@ -207,29 +177,29 @@ class Attempt:
                     self._tell_prefill_finished()
                 except RejectedError:
                     self._open = False  # too late: what it would have cost others has been paid
-            self.delivery.tell(services.placements.first_token, self.placement.placement_id, now_s)
+            report = self.services.placements.first_token
+            self.delivery.tell(report, self.placement.placement_id, now_s)
         return self.delivery.response_started(self, leg, head, now_s)
 
-    def response_finished(self, leg: DecodeLeg) -> None:
-        assert leg.head is not None
+    def response_finished(self, usage: Usage | None, events: int, now_s: float) -> None:
+        """``usage`` is None of a response that nothing was computed for."""
         self._decode = None
         if self._prefill is not None:
             self._drop_prefill()
-        if leg.head.status >= 300:
+        delivery = self.delivery
+        if usage is None:
             self.end()
-            self.delivery.response_finished(None, 0)
+            delivery.response_finished(None, 0, now_s)
             return
-        usage = leg.usage()
         answer = self._prefill_answer
         if answer is not None and answer.cached_tokens is not None:
             usage = Usage(usage.prompt_tokens, usage.output_tokens, answer.cached_tokens)
-        if usage.output_tokens is None and leg.events > 1 and self.endpoint in _ONE_EVENT_A_TOKEN:
+        if events > 1 and usage.output_tokens is None and self._has_one_event_a_token():
             # A stream without usage: the last event is [DONE].
-            usage = Usage(usage.prompt_tokens, leg.events - 1, usage.cached_tokens)
+            usage = Usage(usage.prompt_tokens, events - 1, usage.cached_tokens)
         self._open = False
-        now_s = self.services.clock()
-        self.delivery.tell(self.services.placements.finished, self.placement.placement_id, now_s, usage)
-        self.delivery.response_finished(usage, leg.events)
+        delivery.tell(self.services.placements.finished, self.placement.placement_id, now_s, usage)
+        delivery.response_finished(usage, events, now_s)
 
     def engine_error(self, leg: Leg, status: int, body: bytes) -> None:
         """An instance answered 5xx; the client has not seen anything of it."""
@@ -319,13 +289,16 @@ class Attempt:
         self.end()
         if decode is None or not decode.started:
             return None
-        if not self.transport.is_closing():
+        if not self.exchange.door.transport.is_closing():
             decode.end_broken_stream(reason)
         return self._so_far(decode)
 
     def _so_far(self, leg: DecodeLeg) -> Usage:
         """Of a response that was not finished."""
-        return Usage(output_tokens=leg.events if self.endpoint in _ONE_EVENT_A_TOKEN else None)
+        return Usage(output_tokens=leg.events if self._has_one_event_a_token() else None)
+
+    def _has_one_event_a_token(self) -> bool:
+        return self._request.endpoint in _ONE_EVENT_A_TOKEN
 
     # What happens meanwhile
 
@@ -333,17 +306,19 @@ class Attempt:
         """Give a silent engine up, or a client that takes nothing. Called periodically."""
         decode = self._decode
         if decode is not None and decode.started:
-            unread_bytes = 0 if client_reads else self.transport.get_write_buffer_size()
+            unread_bytes = 0 if client_reads else self.exchange.door.transport.get_write_buffer_size()
             if decode.reads != decode.reads_seen or unread_bytes != decode.unread_bytes_seen:
                 decode.reads_seen, decode.unread_bytes_seen = decode.reads, unread_bytes
-                decode.expect(now_s, decode.limit_s)
-            elif now_s >= decode.deadline_s and client_reads:
+                decode.expect(decode.limit_s)
+            if not decode.is_late(now_s):
+                return
+            if client_reads:
                 decode.timed_out(f"the engine was silent for {decode.limit_s:g} s")
-            elif now_s >= decode.deadline_s:
+            else:
                 self.delivery.client_stalled(decode.limit_s)
             return
         for leg in (self._prefill, decode):
-            if leg is not None and now_s >= leg.deadline_s:
+            if leg is not None and leg.is_late(now_s):
                 leg.timed_out(f"no answer within {leg.limit_s:g} s")
                 return
 

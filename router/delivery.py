@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from conductor.placement import (
@@ -32,7 +33,8 @@ from router.inference import InferenceRequest
 from router.legs import DecodeLeg
 from router.placement_question import placement_question
 from router.refusals import given_up, not_placed, not_retried
-from router.services import logger
+from router.request_trace import RequestTrace
+from router.services import RouterServices, logger
 from router.terms import RequestTerms
 from router.tokens import Prompt
 from router.usage import NO_USAGE
@@ -40,103 +42,59 @@ from router.usage import NO_USAGE
 if TYPE_CHECKING:
     from router.exchange import Exchange
 
-_NOTHING: frozenset[str] = frozenset()
 
-
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """Gets one request answered. ``placement`` is the last one that was made, ``attempts`` their number."""
 
-    __slots__ = (
-        "_attempt",
-        "_credentials",
-        "_exchange",
-        "_fields",
-        "_hedge",
-        "_prompt",
-        "_request",
-        "_sent_s",
-        "_terms",
-        "_timer",
-        "_trace",
-        "_tried",
-        "attempts",
-        "client_takes_chunks",
-        "endpoint",
-        "placement",
-        "services",
-        "transport",
-        "usage",
-    )
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        request: InferenceRequest,
-        prompt: Prompt,
-        terms: RequestTerms,
-    ) -> None:
-        self.services = exchange.services
-        self.transport = exchange.transport
-        self.client_takes_chunks = exchange.head.client_takes_chunks
-        self.endpoint = request.endpoint
-        self.placement: Placement | None = None
-        self.attempts = 0
-        self.usage = NO_USAGE
-        self._exchange = exchange
-        self._request = request
-        self._prompt = prompt
-        self._terms = terms
-        trace = self._trace = exchange.trace
-        if trace is None:
-            self._fields, self._credentials = exchange.head.forwarded()
-        else:
-            headers = trace.engine_headers(exchange.head.headers)
-            self._fields, self._credentials = forwarded_fields(headers)
-        if exchange.services.keys is not None:
-            self._credentials = b""  # a key to this router is nothing that engines should see
-        self._attempt: Attempt | None = None
-        self._sent_s = 0.0
-        self._hedge: Hedge | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._tried: list[InstanceFailure] = []
+    _exchange: Exchange
+    services: RouterServices
+    _request: InferenceRequest
+    _prompt: Prompt
+    _terms: RequestTerms
+    _trace: RequestTrace | None
+    placement: Placement | None = None
+    attempts: int = 0
+    usage: Usage = NO_USAGE
+    _attempt: Attempt | None = None
+    _tried: tuple[InstanceFailure, ...] = ()
+    _timer: asyncio.TimerHandle | None = None  # of the next attempt
+    _hedge: Hedge | None = None
+    _sent_s: float = 0.0
 
     def place(self) -> None:
         """Ask for a placement and start its attempt."""
-        self._timer = None
+        services = self.services
         try:
-            self._place()
+            if self._trace is not None:
+                self._trace.placing(self._prompt)
+            asked = self._asked()
+            now_s = services.clock()
+            if self._request.endpoint.computes:
+                placement = services.line.arrive(self, asked, now_s)
+            else:
+                placement = services.line.hold(self, services.placements.anywhere(asked, now_s))
+            if placement is not None:
+                services.metrics.placement_s.observe(services.clock() - now_s)
+                self.placed(placement)
         except PlacementError as error:
             self.refused(error)
         except Exception:
             self.fail_unexpectedly()
 
-    def _place(self) -> None:
-        services = self.services
-        if self._trace is not None:
-            self._trace.placing(self._prompt)
-        asked = self._asked()
-        now_s = services.clock()
-        if self.endpoint.computes:
-            placement = services.line.arrive(self, asked)
-        else:
-            placement = services.line.hold(self, services.placements.anywhere(asked, now_s))
-        if placement is not None:
-            services.metrics.placement_s.observe(services.clock() - now_s)
-            self.placed(placement)
-
     def _asked(self) -> PlacementRequest:
-        previous = self.placement
-        return placement_question(
-            self._request,
+        exchange, request, previous = self._exchange, self._request, self.placement
+        asked = placement_question(
+            request,
             self._prompt,
             self._terms,
-            request_id=self._exchange.request_id,
-            arrived_s=self._exchange.started_s,
-            streamed=self._request.stream,
-            excluded=_excluded(self._tried),
-            retry_of=previous.placement_id or None if previous is not None else None,
-            grant=self._exchange.grant_number,
+            request_id=exchange.request_id,
+            arrived_s=exchange.started_s,
+            streamed=request.stream,
         )
+        if previous is not None:
+            excluded = frozenset([failure.instance_id for failure in self._tried])
+            asked = replace(asked, excluded=excluded, retry_of=previous.placement_id or None)
+        return asked if exchange.grant is None else replace(asked, grant=exchange.grant.number)
 
     def refused(self, error: PlacementError) -> None:
         """There is no placement, at once or after a wait, or it was taken back."""
@@ -152,20 +110,24 @@ class Delivery:
 
     def placed(self, placement: Placement) -> None:
         """Start the attempt of a placement, made at once or after a wait."""
-        apart = placement.disaggregated
-        if apart and not self.endpoint.generates:
+        request, services = self._request, self.services
+        apart = placement.prefill.instance_id != placement.decode.instance_id
+        if apart and not request.endpoint.generates:
             placement = replace(placement, decode=placement.prefill)  # nothing to hand over
             apart = False
         self.placement = placement
         self.attempts += 1
-        attempt = self._attempt = Attempt(self, self._request, placement)
+        self._attempt = attempt = Attempt(self, self._exchange, services, request, placement)
         try:
             self._count(placement)
-            attempt.start()
-            if not apart:  # a hand-off writes another body when the prefill is done
-                self._request.forget_document()
-            if self.services.first_bytes is not None:
-                self._watch(attempt, self.services.first_bytes)
+            if apart:
+                attempt.start_handoff()
+            else:
+                attempt.start()
+                # A hand-off reads it again; else its memory is better used for the next request, while in reach.
+                request.parsed = None
+            if services.first_bytes is not None:
+                self._watch(attempt, services.first_bytes)
         except RequestError as error:
             attempt.end()
             self.attempt_refused(error)
@@ -179,23 +141,26 @@ class Delivery:
             return
         services = self.services
         services.retry_budget.requested(placement.model)
-        if self.endpoint.computes:
-            metrics = services.metrics
-            metrics.token_source[self._prompt.source] += 1
-            metrics.prompt_tokens += self._prompt.prompt_tokens
+        if self._request.endpoint.computes:
+            metrics, prompt = services.metrics, self._prompt
+            metrics.token_source[prompt.source] += 1
+            metrics.prompt_tokens += prompt.prompt_tokens
             metrics.overlap_tokens += placement.overlap_tokens
 
     # What the attempt reports
 
     def engine_head(self, target: Target, body_bytes: int, *, beside: bool = False) -> bytes:
         """The head of a request to an engine, which may go on beside the one before it."""
-        fields = self._fields
-        if self._trace is not None:
-            fields += self._trace.leg(target, beside=beside)
         exchange = self._exchange
-        return request_head(
-            exchange.head.url, target, fields, self._credentials, exchange.request_id, body_bytes
-        )
+        head, trace = exchange.head, self._trace
+        if trace is None:
+            fields, credentials = head.forwarded
+        else:
+            fields, credentials = forwarded_fields(trace.engine_headers(head.headers))
+            fields += trace.leg(target, beside=beside)
+        if self.services.keys is not None:
+            credentials = b""  # a key to this router is nothing that engines should see
+        return request_head(head.url, target, fields, credentials, exchange.request_id, body_bytes)
 
     def engine_answered(self, status: int, *, beside: bool = False) -> None:
         if self._trace is not None:
@@ -216,7 +181,7 @@ class Delivery:
 
     def attempt_failed(self, attempt: Attempt, failure: InstanceFailure) -> None:
         """Ask for another placement, as long as attempts are left; or wait for the one beside it."""
-        self._tried.append(failure)
+        self._tried += (failure,)
         logger.warning(
             "attempt failed",
             request_id=self._exchange.request_id,
@@ -257,23 +222,25 @@ class Delivery:
             self._settle(attempt, services.first_bytes, now_s, succeeded=head.status < 300)
         if self._trace is not None:
             self.engine_answered(head.status)
-        self._request.release()
-        if head.status < 300 and self._request.stream:
+        if self._request.stream and head.status < 300:
             services.metrics.ttft_s.observe(now_s - exchange.started_s)
-        if exchange.door.flow.write_paused and leg.connection is not None:
-            leg.connection.transport.pause_reading()
+        if leg.connection is not None:  # the rest follows
+            self._request.release()
+            if exchange.door.flow.write_paused:
+                leg.connection.transport.pause_reading()
         return exchange.response_started(head, now_s)
 
-    def response_finished(self, usage: Usage | None, events: int) -> None:
+    def response_finished(self, usage: Usage | None, events: int, now_s: float) -> None:
         """``usage`` is None of a response that nothing was computed for."""
         self._attempt = None
         exchange = self._exchange
         if usage is not None:
             self.usage = usage
-            gaps = (usage.output_tokens or 0) - 1
-            if events and gaps > 0 and exchange.first_byte_s is not None:
-                self.services.metrics.itl_s.observe((self.services.clock() - exchange.first_byte_s) / gaps)
-        exchange.complete()
+            if events and exchange.first_byte_s is not None:
+                gaps = (usage.output_tokens or 0) - 1
+                if gaps > 0:
+                    self.services.metrics.itl_s.observe((now_s - exchange.first_byte_s) / gaps)
+        exchange.complete(now_s)
 
     def response_broke_off(self, leg: DecodeLeg, failure: InstanceFailure, usage: Usage) -> None:
         """The instance failed after the client had received a part of its response."""
@@ -293,14 +260,14 @@ class Delivery:
         self.usage = usage
         if not leg.end_broken_stream(message):
             self._exchange.keep_alive = False
-        self._exchange.complete()
+        self._exchange.complete(self.services.clock())
 
     # A second instance beside one that is late
 
     def _watch(self, attempt: Attempt, first_bytes: FirstBytes) -> None:
         placement = attempt.placement
         self._sent_s = self.services.clock()
-        if self.attempts > 1 or placement.disaggregated or not self.endpoint.computes:
+        if self.attempts > 1 or placement.disaggregated or not self._request.endpoint.computes:
             return
         delay_s = first_bytes.late_after_s(placement.model, self._request.stream)
         if delay_s is not None:
@@ -325,7 +292,7 @@ class Delivery:
 
     def attempt_beside(self, placement: Placement) -> Attempt:
         self.attempts += 1
-        return Attempt(self, self._request, placement, beside=True)
+        return Attempt(self, self._exchange, self.services, self._request, placement, beside=True)
 
     def _end_hedge(self) -> None:
         hedge, self._hedge = self._hedge, None
@@ -349,7 +316,9 @@ class Delivery:
             logger.exception(
                 "the scheduler failed", request_id=self._exchange.request_id, call=report.__name__
             )
-        self.services.line.pump()
+        line = self.services.line
+        if line.waiting:
+            line.pump()
 
     def fail_unexpectedly(self) -> None:
         """Where an exception is handled that nobody foresaw."""
@@ -370,7 +339,7 @@ class Delivery:
             request_id=self._exchange.request_id,
             for_s=limit_s,
         )
-        self.transport.abort()
+        self._exchange.door.transport.abort()
 
     def instance_lost(self, instance_id: str, reason: str) -> None:
         """Place anew what waits for an instance that is down."""
@@ -408,7 +377,3 @@ class Delivery:
             return False
         self.usage = usage
         return True
-
-
-def _excluded(tried: list[InstanceFailure]) -> frozenset[str]:
-    return frozenset([failure.instance_id for failure in tried]) if tried else _NOTHING

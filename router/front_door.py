@@ -99,28 +99,25 @@ class FrontDoorProtocol(HttpToolsProtocol):
 
     def _receive_known(self, data: bytes) -> bytes:
         """Take a request whose head is known. Returns what is left for the parser: all, or what comes behind."""
-        known = self._known
-        begun = None if known is None else known.begins(data)
-        if known is None or begun is None:
-            found = self.services.known_heads.look_up(data)
+        known, services = self._known, self.services
+        if known is None or (begun := known.begins(data)) is None:
+            found = services.known_heads.look_up(data)
             if not isinstance(found, KnownHead):
                 self._cut = found
                 return data
             known = self._known = found
-            begun = known.begins(data)
-        services = self.services
-        if begun is None or begun[0] > services.settings.max_body_bytes:
+            if (begun := known.begins(data)) is None:
+                return data
+        start, end = begun
+        if end - start > services.settings.max_body_bytes:
             return data
-        length, start = begun
-        end = start + length
-        exchange = self.cycle = known.kind(self, known.head)
+        whole = end <= len(data)
+        self.cycle = exchange = known.kind(self, known.head, data[start:end] if whole else None)
         if services.keys is not None:
             exchange.authenticate(services.keys)
-        if end <= len(data):
-            exchange.receive_all(data[start:end])
-            exchange.activate()
-            return data[end:]
         exchange.activate()
+        if whole:
+            return data[end:]
         self._pieces.append(memoryview(data)[start:])
         self._missing_bytes = end - len(data)
         return b""
@@ -276,7 +273,6 @@ class FrontDoorProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """As uvicorn's, but for its timer: that is wound when it has run down, not by every request."""
-        self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         if self.flow.read_paused:
@@ -311,7 +307,6 @@ class FrontDoorProtocol(HttpToolsProtocol):
         else:
             self.services.outbox.flush()
             self.transport.close()
-            self.server_state.total_requests += 1
 
     def _refuse(self, error: RequestError) -> None:
         """The bytes that came last are no request, or not the rest of one: what follows cannot be read."""
@@ -348,7 +343,6 @@ class FrontDoorProtocol(HttpToolsProtocol):
             transport.write_eof()
         self._lingering = self.loop.call_later(self.services.settings.linger_s, transport.close)
         self.flow.resume_reading()
-        self.server_state.total_requests += 1
 
 
 def front_door_protocol(services: RouterServices) -> type[FrontDoorProtocol]:

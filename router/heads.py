@@ -110,17 +110,13 @@ def _field_text(name: str) -> str:
     return name if name.isascii() and name.isprintable() else quote(name)
 
 
-def response_head(
-    head: ResponseHead, added: str, *, own_cors: bool, client_takes_chunks: bool, keep_alive: bool
+def changed_response_head(
+    head: ResponseHead, added: str, *, own_cors: bool, client_takes_chunks: bool
 ) -> bytes:
-    """An engine's response head for the client: end-to-end lines as they were, ours added.
+    """An engine's response head for a client that does not get all its lines; ours are added.
 
     With ``own_cors`` what the engine says about web pages stays here: browsers accept it once only.
     """
-    if not keep_alive:
-        added += "connection: close\r\n"
-    if client_takes_chunks and not own_cors:
-        return b"%b%b\r\n" % (head.block, added.encode("latin-1"))
     fields = head.fields
     if own_cors:
         fields = [line for line in fields if not line[:15].lower().startswith(b"access-control-")]

@@ -80,7 +80,8 @@ class Hedge:
             return
         self._waiting = True
         try:
-            made = services.line.arrive(self, self._delivery.asked_beside(placement))
+            asked = self._delivery.asked_beside(placement)
+            made = services.line.arrive(self, asked, services.clock())
         except PlacementError as error:
             self.refused(error)
         except Exception:

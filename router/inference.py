@@ -99,10 +99,6 @@ class InferenceRequest(msgspec.Struct, gc=False):
         self.parsed = document
         return document
 
-    def forget_document(self) -> None:
-        """It is hardly needed any more: its memory is better used for the next request, while it is in reach."""
-        self.parsed = None
-
     def release(self) -> None:
         """The request will not be sent again: let go of what may be megabytes."""
         self.body = b""

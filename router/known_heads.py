@@ -44,26 +44,26 @@ class CutHead(NamedTuple):
 class KnownHead:
     """``kind`` says by whom such requests are answered."""
 
-    __slots__ = ("_at", "_before", "_behind", "_behind_bytes", "head", "kind")
+    __slots__ = ("_at", "_before", "_behind", "_behind_bytes", "_digits_end", "head", "kind")
 
     def __init__(self, cut: CutHead, head: RequestHead, kind: type[Exchange]) -> None:
         self.head = head
         self.kind = kind
         self._before = cut.before
         self._at = len(cut.before)
+        self._digits_end = self._at + MAX_LENGTH_DIGITS + 1  # and the return behind them
         self._behind = cut.behind
         self._behind_bytes = len(cut.behind)
 
     def begins(self, data: bytes) -> tuple[int, int] | None:
-        """The length of the body and where it begins, if these bytes begin with such a head."""
-        at = self._at
-        if not data.startswith(self._before):
-            return None
-        end = data.find(b"\r", at, at + MAX_LENGTH_DIGITS + 1)
-        if end <= at or not data.startswith(self._behind, end):
-            return None
-        digits = data[at:end]
-        return (int(digits), end + self._behind_bytes) if digits.isdigit() else None
+        """Where the body begins and ends, if these bytes begin with such a head."""
+        if data.startswith(self._before):
+            end = data.find(b"\r", self._at, self._digits_end)
+            digits = data[self._at : end]
+            if digits.isdigit() and data.startswith(self._behind, end):
+                start = end + self._behind_bytes
+                return start, start + int(digits)
+        return None
 
 
 class KnownHeads:

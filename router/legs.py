@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from conductor.placement import FailureKind, Target, Usage
 from router.error_shapes import error_shape
 from router.framing import BodyFramer, ResponseHead
-from router.upstream import UpstreamConnection, UpstreamFailure, UpstreamUnreachable
+from router.upstream import UpstreamFailure, UpstreamUnreachable
 from router.usage import usage_from_tail
 
 if TYPE_CHECKING:
@@ -26,22 +26,21 @@ _MAX_HELD_BYTES = 256 * 1024  # of an incomplete chunk; beyond it, it is passed 
 
 
 class Leg:
-    """Sends the request on a pooled connection, or on a new one when that turns out to be stale."""
+    """Sends a request at once on a pooled connection, or on a new one when there is none or that is stale.
+
+    ``started``: the client has got a part of the response, and the rest follows.
+    """
 
     __slots__ = (
         "_body",
+        "_deadline_s",
         "_head",
         "_task",
         "attempt",
         "connection",
-        "deadline_s",
-        "head",
         "limit_s",
-        "reads",
-        "reads_seen",
-        "sink",
+        "started",
         "target",
-        "unread_bytes_seen",
     )
 
     def __init__(
@@ -51,30 +50,30 @@ class Leg:
         self.attempt = attempt
         self.target = target
         self.limit_s = limit_s
-        self.deadline_s = attempt.services.clock() + limit_s
-        self.connection: UpstreamConnection | None = None
-        self.head: ResponseHead | None = None
-        self.sink: list[bytes] | None = None
-        self.reads = 0
-        self.reads_seen = 0
-        self.unread_bytes_seen = 0
+        self.started = False
+        self._deadline_s: float | None = None
         self._head = head
         self._body = body
         self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        target = self.target
-        connection = self.attempt.services.pool.instance(target).take()
+        self.connection = connection = attempt.services.pool.take(target)
         if connection is None:
-            self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
+            self._connect()
         else:
-            self.connection = connection
-            connection.send(self, self._head, self._body)
+            connection.send(self, head, body)
 
-    def expect(self, now_s: float, limit_s: float) -> None:
+    def _connect(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
+
+    def expect(self, limit_s: float) -> None:
         """What comes next should be here ``limit_s`` from now."""
         self.limit_s = limit_s
-        self.deadline_s = now_s + limit_s
+        self._deadline_s = None
+
+    def is_late(self, now_s: float) -> bool:
+        """Asked periodically. The limit counts from the first time: most answers are there before that."""
+        if self._deadline_s is None:
+            self._deadline_s = now_s + self.limit_s
+        return now_s >= self._deadline_s
 
     def abort(self) -> None:
         """Drop the request at once; the engine sees its connection close."""
@@ -93,14 +92,10 @@ class Leg:
         self.abort()
         self.attempt.leg_failed(self, UpstreamFailure(FailureKind.UNREACHABLE, reason))
 
-    def forget_request(self) -> None:
-        """The request cannot be sent again: release its bytes."""
-        self._body = self._head = b""
-
     def response_failed(self, failure: UpstreamFailure) -> None:
         self.connection = None
         if failure.stale:
-            self._task = asyncio.get_running_loop().create_task(self._connect_and_send())
+            self._connect()
         else:
             self.attempt.leg_failed(self, failure)
 
@@ -113,24 +108,20 @@ class Leg:
                 self.attempt.leg_failed(self, error.failure)
             else:
                 self._task = None
-                self._send(connection)
+                self.connection = connection
+                connection.send(self, self._head, self._body)
         except Exception:
             self.attempt.fail_unexpectedly()
 
-    def _send(self, connection: UpstreamConnection) -> None:
-        self.connection = connection
-        connection.send(self, self._head, self._body)
-
-    def _collect(self) -> None:
+    def _collect(self) -> list[bytes]:
         assert self.connection is not None
-        self.sink = self.connection.sink = []
+        sink = self.connection.sink = []
+        return sink
 
-    def _collected(self) -> bytes:
-        return b"".join(self.sink or ())
-
-    def _check_collected(self, limit_bytes: int) -> bool:
-        """Whether the answer stays below the limit; gives the leg up when it does not."""
-        if sum(map(len, self.sink or ())) <= limit_bytes:
+    def _is_short(self, body_bytes: int) -> bool:
+        """Whether the answer can be collected; gives the leg up when it cannot."""
+        limit_bytes = self.attempt.services.settings.max_collected_bytes
+        if body_bytes <= limit_bytes:
             return True
         self.abort()
         failure = UpstreamFailure(FailureKind.ERROR, f"the answer exceeds {limit_bytes} bytes")
@@ -141,6 +132,9 @@ class Leg:
 
     def fail_unexpectedly(self) -> None:
         self.attempt.fail_unexpectedly()
+
+    def response_whole(self, head: ResponseHead, body: bytes) -> None:
+        raise NotImplementedError
 
     def response_head(self, head: ResponseHead) -> None:
         raise NotImplementedError
@@ -155,23 +149,29 @@ class Leg:
 class PrefillLeg(Leg):
     """Collects the prefill instance's answer."""
 
-    __slots__ = ()
+    __slots__ = ("_collected", "_response_head")
+
+    def response_whole(self, head: ResponseHead, body: bytes) -> None:
+        self.connection = None
+        if self._is_short(len(body)):
+            self._answered(head, body)
 
     def response_head(self, head: ResponseHead) -> None:
-        self.head = head
-        self._collect()
+        self._response_head = head
+        self._collected = self._collect()
 
     def response_data(self, data: bytes) -> None:
-        self._check_collected(self.attempt.services.settings.max_collected_bytes)
+        self._is_short(sum(map(len, self._collected)))
 
     def response_complete(self) -> None:
         self.connection = None
-        assert self.head is not None
-        body = self._collected()
-        if self.head.status >= 500:
-            self.attempt.engine_error(self, self.head.status, body)
+        self._answered(self._response_head, b"".join(self._collected))
+
+    def _answered(self, head: ResponseHead, body: bytes) -> None:
+        if head.status >= 500:
+            self.attempt.engine_error(self, head.status, body)
         else:
-            self.attempt.prefill_answered(self, self.head, body)
+            self.attempt.prefill_answered(self, head, body)
 
 
 class BootstrapLeg(PrefillLeg):
@@ -179,10 +179,8 @@ class BootstrapLeg(PrefillLeg):
 
     __slots__ = ()
 
-    def response_complete(self) -> None:
-        self.connection = None
-        assert self.head is not None
-        self.attempt.bootstrap_answered(self, self.head, self._collected())
+    def _answered(self, head: ResponseHead, body: bytes) -> None:
+        self.attempt.bootstrap_answered(self, head, body)
 
 
 class DecodeLeg(Leg):
@@ -190,71 +188,68 @@ class DecodeLeg(Leg):
 
     Of an event stream only whole chunks are passed on, so that a stream which breaks can still be ended
     with an error event. Nothing is written before the first body byte: until then another instance can
-    take over.
+    take over. ``events`` are the server-sent events passed on, the last one of the stream included.
     """
 
     __slots__ = (
+        "_client_takes_chunks",
         "_counts",
-        "_events",
+        "_head_received",
         "_held",
         "_last",
         "_outbox",
+        "_sink",
         "_tail",
         "_tail_before",
         "_transport",
         "_whole_chunks",
-        "started",
+        "events",
+        "reads",
+        "reads_seen",
+        "unread_bytes_seen",
     )
 
-    def __init__(
-        self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, limit_s: float
-    ) -> None:
-        super().__init__(attempt, target, head, body, limit_s)
-        self.started = False
-        self._whole_chunks = False
-        self._held = b""
-        self._events = 0
-        self._counts = False
-        self._last = b""
-        self._tail = b""
-        self._tail_before = b""
-        self._outbox = attempt.services.outbox
-        self._transport = attempt.transport
-
-    @property
-    def events(self) -> int:
-        """Server-sent events passed on, the last one of the stream included."""
-        return self._events
-
-    def usage(self) -> Usage:
-        tail, head = self._tail, self.head
-        if head is not None and head.event_stream:  # what comes last is an event, which is short
-            tail = tail[-_EVENT_BYTES:]
-        if len(tail) <= 4_096:
-            tail = self._tail_before + tail
-        if head is not None and head.chunked:
-            tail = tail[:-_CUT_BYTES] + _SEAM.sub(b"", tail[-_CUT_BYTES:])
-        return usage_from_tail(tail)
+    def response_whole(self, head: ResponseHead, body: bytes) -> None:
+        """There is nothing to follow; it begins and ends at the same time."""
+        self.connection = None
+        attempt = self.attempt
+        if head.status >= 500:
+            attempt.engine_error(self, head.status, body)
+            return
+        usage, events = None, 0
+        if head.event_stream:
+            events = len(_ENDS_OF_EVENTS(body))
+        if head.status < 300:
+            usage = usage_from_tail(body[-_EVENT_BYTES:] if events else body)
+        services = attempt.services
+        now_s = services.clock()
+        first = attempt.response_started(self, head, now_s)
+        services.outbox.write(attempt.exchange.door.transport, first + body)
+        attempt.response_finished(usage, events, now_s)
 
     def response_head(self, head: ResponseHead) -> None:
-        self.head = head
+        """It comes in pieces: what is needed to follow it is set up now."""
+        attempt = self.attempt
+        self._head_received = head
+        self._outbox = attempt.services.outbox
+        self._transport = attempt.exchange.door.transport
         self._counts = head.event_stream or head.content_length is None
-        if head.status >= 500:
-            self._collect()
-        elif head.chunked:
-            if self.attempt.client_takes_chunks:
-                self._whole_chunks = head.event_stream
-            else:
-                self._collect()
+        takes_chunks = self._client_takes_chunks = attempt.exchange.head.client_takes_chunks
+        self._whole_chunks = head.chunked and head.event_stream and takes_chunks
+        self._sink: list[bytes] | None = None
+        if head.status >= 500 or (head.chunked and not takes_chunks):
+            self._sink = self._collect()
+        self._held = self._last = self._tail = self._tail_before = b""
+        self.events = self.reads = self.reads_seen = self.unread_bytes_seen = 0
 
     def response_data(self, data: bytes) -> None:
         self.reads += 1
-        if self.sink is not None:
-            if self.head is not None and self.head.status >= 500:
-                self._check_collected(self.attempt.services.settings.max_collected_bytes)
+        if self._sink is not None:
+            if self._head_received.status >= 500:
+                self._is_short(sum(map(len, self._sink)))
                 return
-            data = b"".join(self.sink)
-            self.sink.clear()
+            data = b"".join(self._sink)
+            self._sink.clear()
         elif self._whole_chunks:
             connection = self.connection
             assert connection is not None and connection.framer is not None
@@ -263,9 +258,9 @@ class DecodeLeg(Leg):
         if not data:
             return
         if self._counts:
-            self._events += len(_ENDS_OF_EVENTS(data))
+            self.events += len(_ENDS_OF_EVENTS(data))
             if data[0] == _LINE_FEED and self._last[-1:] == b"\n" and self._last[-2:] != b"\n\n":
-                self._events += 1
+                self.events += 1
         self._last = data
         if len(data) > _SMALL_PIECE_BYTES:
             self._tail_before = self._tail
@@ -277,21 +272,22 @@ class DecodeLeg(Leg):
 
     def response_complete(self) -> None:
         self.connection = None
-        assert self.head is not None
-        if self.head.status >= 500:
-            self.attempt.engine_error(self, self.head.status, self._collected())
+        attempt, head = self.attempt, self._head_received
+        if head.status >= 500:
+            attempt.engine_error(self, head.status, b"".join(self._sink or ()))
             return
         if not self.started:
             self._start(b"")
-        self.attempt.response_finished(self)
+        usage = self._usage(head) if head.status < 300 else None
+        attempt.response_finished(usage, self.events, attempt.services.clock())
 
     def end_broken_stream(self, message: str) -> bool:
         """Finish the client's event stream with an error event; False where that is impossible."""
-        head = self.head
-        if head is None or not head.event_stream or head.encoded:
+        head = self._head_received
+        if not head.event_stream or head.encoded:
             return False
-        event = error_shape(self.attempt.endpoint).last_event(message, self._last)
-        if head.chunked and self.attempt.client_takes_chunks:
+        event = error_shape(self.attempt.exchange.head.endpoint).last_event(message, self._last)
+        if head.chunked and self._client_takes_chunks:
             if not self._whole_chunks or not self._last.endswith((b"\n\n\r\n", b"\r\n\r\n\r\n")):
                 return False
             self._outbox.write(self._transport, b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
@@ -302,10 +298,22 @@ class DecodeLeg(Leg):
         return True
 
     def _start(self, data: bytes) -> None:
-        assert self.head is not None
-        first = self.attempt.response_started(self, self.head) + data
+        attempt = self.attempt
+        first = attempt.response_started(self, self._head_received, attempt.services.clock()) + data
         self.started = True
+        self.expect(attempt.services.settings.stall_timeout_s)
+        self._body = self._head = b""  # it cannot be sent again
         self._outbox.write(self._transport, first)
+
+    def _usage(self, head: ResponseHead) -> Usage:
+        tail = self._tail
+        if head.event_stream:  # what comes last is an event, which is short
+            tail = tail[-_EVENT_BYTES:]
+        if len(tail) <= 4_096:
+            tail = self._tail_before + tail
+        if head.chunked:
+            tail = tail[:-_CUT_BYTES] + _SEAM.sub(b"", tail[-_CUT_BYTES:])
+        return usage_from_tail(tail)
 
     def _hold_back(self, data: bytes, framer: BodyFramer) -> bytes:
         """The bytes that may go out now; the beginning of an incomplete chunk waits for its end."""

@@ -64,24 +64,25 @@ class Line:
     def __init__(self, dispatch: Dispatch, clock: Callable[[], float]) -> None:
         self._dispatch = dispatch
         self._clock = clock
-        self._waiting: dict[int, Waiter] = {}
+        self.waiting: dict[int, Waiter] = {}  # by ticket
         self._tickets: dict[Waiter, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
 
     def __len__(self) -> int:
         """Requests held."""
-        return len(self._waiting)
+        return len(self.waiting)
 
-    def arrive(self, waiter: Waiter, request: PlacementRequest) -> Placement | None:
+    def arrive(self, waiter: Waiter, request: PlacementRequest, now_s: float) -> Placement | None:
         """The placement, or None: ``waiter`` is told later. Raises PlacementError."""
-        return self.hold(waiter, self._dispatch.arrive(request, self._clock()))
+        outcome = self._dispatch.arrive(request, now_s)
+        return outcome if isinstance(outcome, Placement) else self.hold(waiter, outcome)
 
     def hold(self, waiter: Waiter, outcome: Placement | Held) -> Placement | None:
         """Let ``waiter`` wait for what the dispatch has not decided yet."""
         if isinstance(outcome, Placement):
             return outcome
-        self._waiting[outcome.ticket] = waiter
+        self.waiting[outcome.ticket] = waiter
         self._tickets[waiter] = outcome.ticket
         self._wind()
         return None
@@ -90,12 +91,12 @@ class Line:
         """It waits no longer, if it did."""
         ticket = self._tickets.pop(waiter, None)
         if ticket is not None:
-            del self._waiting[ticket]
+            del self.waiting[ticket]
             self._dispatch.leave(ticket)
 
     def pump(self) -> None:
         """Tell those whose turn has come."""
-        if not self._waiting or self._pumping:
+        if not self.waiting or self._pumping:
             return
         self._pumping = True  # placing one may end another, which pumps again
         try:
@@ -109,7 +110,7 @@ class Line:
 
     def _tell(self, released: Released) -> None:
         """A waiter that cannot take it must not cost those behind it their placements."""
-        waiter = self._waiting.pop(released.ticket, None)
+        waiter = self.waiting.pop(released.ticket, None)
         if waiter is None:
             return
         del self._tickets[waiter]
@@ -133,6 +134,6 @@ class Line:
             self._timer.cancel()
             self._timer = None
         now_s = self._clock()
-        wakeup_s = self._dispatch.next_wakeup_s(now_s) if self._waiting else None
+        wakeup_s = self._dispatch.next_wakeup_s(now_s) if self.waiting else None
         if wakeup_s is not None:
             self._timer = asyncio.get_running_loop().call_later(max(wakeup_s - now_s, 1e-3), self.pump)

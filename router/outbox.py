@@ -27,19 +27,21 @@ class Outbox:
 
     def __init__(self) -> None:
         self.turn = 0
-        self._waiting: list[tuple[asyncio.WriteTransport, bytes, bytes | bytearray]] = []
+        self._waiting: list[tuple[asyncio.WriteTransport, bytes, bytes | bytearray | None]] = []
 
-    def write(self, transport: asyncio.WriteTransport, data: bytes, more: bytes | bytearray = b"") -> None:
-        """Write soon, and in order; not at all when the transport has been closed by then.
-
-        ``more`` is written along, without being copied.
-        """
+    def write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
+        """Write soon, and in order; not at all when the transport has been closed by then."""
         waiting = self._waiting
         if not waiting:
             asyncio.get_running_loop().call_soon(self.flush)
-        waiting.append((transport, data, more))
-        if len(waiting) >= _MOST_WRITES or len(data) >= _LONG_BYTES or len(more) >= _LONG_BYTES:
+        waiting.append((transport, data, None))
+        if len(waiting) >= _MOST_WRITES or len(data) >= _LONG_BYTES:
             self.flush()
+
+    def write_both(self, transport: asyncio.WriteTransport, data: bytes, more: bytes | bytearray) -> None:
+        """Write at once, behind all that waits; ``more`` is long, and not copied."""
+        self._waiting.append((transport, data, more))
+        self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
@@ -52,9 +54,9 @@ class Outbox:
             try:
                 if transport.is_closing():
                     continue
-                if more:
-                    transport.writelines((data, more))
-                else:
+                if more is None:
                     transport.write(data)
+                else:
+                    transport.writelines((data, more))
             except Exception:  # must not cost the others their writes
                 logger.exception("writing failed")

@@ -16,48 +16,23 @@ from conductor.placement import Placement, PlacementRequest
 from router.delivery import Delivery
 from router.errors import RequestError
 from router.exchange import Exchange
-from router.inference import InferenceRequest
 from router.picks import Pick, request_headers
-from router.terms import RequestTerms
-from router.tokens import Prompt
 
 PREFIX: Final = b"/pick"
 _GATEWAY: Final = "http"  # in metrics
 
 
-class PickExchange(Exchange):
-    """Ends with the answer; what was placed ends later, when it is told of or as predicted."""
-
-    __slots__ = ()
-
-    def _delivery_of(self, request: InferenceRequest, prompt: Prompt, terms: RequestTerms) -> Delivery:
-        return PickDelivery(self, request, prompt, terms)
-
-    def _count_answer(self, model: str, duration_s: float) -> None:
-        self.services.picks.made[_GATEWAY, self.endpoint, self.status] += 1
-
-
 class PickDelivery(Delivery):
     """Delivers where to send the request, instead of a response to it."""
 
-    __slots__ = ("_naming", "_pick")
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        request: InferenceRequest,
-        prompt: Prompt,
-        terms: RequestTerms,
-    ) -> None:
-        super().__init__(exchange, request, prompt, terms)
-        self._naming: asyncio.Task[None] | None = None
-        self._pick: Pick | None = None
+    _naming: asyncio.Task[None] | None = None
+    _pick: Pick | None = None
 
     def _asked(self) -> PlacementRequest:
         return replace(super()._asked(), streamed=False)  # nobody tells when its prefill ends
 
     def placed(self, placement: Placement) -> None:
-        if placement.disaggregated and not self.endpoint.generates:
+        if placement.disaggregated and not self._request.endpoint.generates:
             placement = replace(placement, decode=placement.prefill)  # nothing to hand over
         self.placement = placement
         self.attempts = 1
@@ -116,6 +91,17 @@ class PickDelivery(Delivery):
             self._naming.cancel()
             self._give_back()
         return False
+
+
+class PickExchange(Exchange):
+    """Ends with the answer; what was placed ends later, when it is told of or as predicted."""
+
+    __slots__ = ()
+
+    delivery_kind = PickDelivery
+
+    def _count_answer(self, model: str, duration_s: float) -> None:
+        self.services.picks.made[_GATEWAY, self.head.endpoint, self.status] += 1
 
 
 def _alias(alias: str, model: str) -> RequestError:

@@ -127,9 +127,10 @@ async def pick(services: RouterServices, given: GatewayRequest) -> Picked:
             terms,
             request_id=request_id,
             arrived_s=given.arrived_s,
-            excluded=given.excluded,
             streamed=request.stream and given.sees_first_byte,
         )
+        if given.excluded:
+            asked = replace(asked, excluded=given.excluded)
         placement = await _placed(services, asked, computes=endpoint.computes)
         if placement.disaggregated and not endpoint.generates:
             placement = replace(placement, decode=placement.prefill)  # nothing to hand over
@@ -210,7 +211,7 @@ async def _placed(services: RouterServices, asked: PlacementRequest, *, computes
     started_s = services.clock()
     try:
         if computes:
-            placement = services.line.arrive(turn, asked)
+            placement = services.line.arrive(turn, asked, started_s)
         else:
             placement = services.line.hold(turn, services.placements.anywhere(asked, started_s))
         if placement is None:

@@ -16,11 +16,9 @@ def placement_question(
     request_id: str,
     arrived_s: float,
     streamed: bool,
-    excluded: frozenset[str],
-    retry_of: str | None = None,
-    grant: int = 0,
 ) -> PlacementRequest:
     """``streamed`` where the end of the prefill will be seen; else it is taken to end as predicted."""
+    route = terms.route
     return PlacementRequest(  # by position: names would take it six times as long
         request_id,
         request.model,
@@ -33,17 +31,10 @@ def placement_question(
         request.cache_salt,
         terms.tenant,
         "default",  # cache_tenant
-        request.endpoint.path if terms.route is None else terms.route,
+        request.endpoint.path if route is None else route,
         None,  # session
         terms.priority,
         arrived_s,
         terms.ttft_objective_s,
         terms.tbt_objective_s,
-        None,  # hashes
-        None,  # hashes_block_size
-        None,  # prefill_on
-        excluded,
-        retry_of,
-        None,  # hedge_of
-        grant,
     )

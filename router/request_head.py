@@ -11,15 +11,16 @@ from router.terms import RequestTerms, parse_terms
 class RequestHead:
     """Requests with the same head share it: it is to be read only.
 
-    ``request_id`` is the client's, None where it gave none that can be used.
+    ``request_id`` is the client's, None where it gave none that can be used. ``forwarded`` are the lines that go to
+    an engine, and those with credentials apart.
     """
 
     __slots__ = (
-        "_forwarded",
         "_terms",
         "client_takes_chunks",
         "endpoint",
         "expects_continue",
+        "forwarded",
         "headers",
         "keep_alive",
         "request_id",
@@ -44,7 +45,7 @@ class RequestHead:
         self.expects_continue = expects_continue
         self.request_id = client_request_id(headers)
         self._terms: RequestTerms | None = None
-        self._forwarded: tuple[bytes, bytes] | None = None
+        self.forwarded = forwarded_fields(headers)
 
     def terms(self, key: ApiKey | None) -> RequestTerms:
         """Where the head tells the ``key``, it is the same one every time. Raises RequestError (400)."""
@@ -52,10 +53,3 @@ class RequestHead:
         if terms is None:
             terms = self._terms = parse_terms(self.headers, key)
         return terms
-
-    def forwarded(self) -> tuple[bytes, bytes]:
-        """The lines that go to an engine, and those with credentials apart."""
-        forwarded = self._forwarded
-        if forwarded is None:
-            forwarded = self._forwarded = forwarded_fields(self.headers)
-        return forwarded

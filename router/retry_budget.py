@@ -17,8 +17,9 @@ class RetryBudget:
 
     def requested(self, model: str) -> None:
         """A request was placed for the first time."""
-        tokens = self._tokens.get(model, self._burst) + self._ratio
-        self._tokens[model] = tokens if tokens < self._burst else self._burst
+        tokens = self._tokens.get(model)
+        if tokens != self._burst:
+            self._tokens[model] = self._burst if tokens is None else min(tokens + self._ratio, self._burst)
 
     def take(self, model: str) -> bool:
         """Whether one more attempt may be made."""

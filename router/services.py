@@ -133,8 +133,8 @@ class RouterServices:
         self.first_bytes = None if quantile is None else FirstBytes(quantile, settings.hedge_least_s)
         self.active: set[Exchange] = set()
         self.metrics.inflight_requests = lambda: len(self.active)
-        self._request_prefix = os.urandom(6).hex()
-        self._request_numbers = itertools.count(1)
+        request_ids = map(f"{os.urandom(6).hex()}-{{:x}}".format, itertools.count(1))
+        self.new_request_id: Callable[[], str] = request_ids.__next__
         self._only_model, self._only_model_until_s = "", -math.inf
         self._timer: asyncio.TimerHandle | None = None
         shortest_s = min(
@@ -199,12 +199,10 @@ class RouterServices:
             return chat.request, chat
         return parse_inference(endpoint, body, self.only_model, read=self._known_bodies.read), None
 
-    def new_request_id(self) -> str:
-        return f"{self._request_prefix}-{next(self._request_numbers):x}"
-
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
         now_s = self.clock()
         for exchange in list(self.active):
             exchange.check_deadline(now_s)
         self.pool.sweep()
+        self.metrics.settle()

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from conductor.placement import FailureKind, Target
 from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead
-from router.known_answers import read_head
+from router.known_answers import KNOWN_ANSWERS
 from router.outbox import Outbox
 
 
@@ -34,7 +34,12 @@ class UpstreamUnreachable(Exception):
 
 
 class ResponseReceiver(Protocol):
-    """Takes one response; ``response_head`` comes first, then data, then exactly one of the last two."""
+    """Takes one response: all of it at once, or its head, then data, then that it is complete; or its failure.
+
+    When all of it is there, the connection is free again.
+    """
+
+    def response_whole(self, head: ResponseHead, body: bytes) -> None: ...
 
     def response_head(self, head: ResponseHead) -> None: ...
 
@@ -53,6 +58,7 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to an engine; carries one exchange at a time.
 
     ``sink`` may be set by the receiver on ``response_head``: decoded payload is collected there.
+    ``answered``: a part of the response has come. ``framer`` follows one that comes in pieces.
     """
 
     __slots__ = (
@@ -111,15 +117,12 @@ class UpstreamConnection(asyncio.Protocol):
     def send(self, receiver: ResponseReceiver, head: bytes, body: bytes | bytearray) -> None:
         """Write one request soon; its response goes to ``receiver``."""
         self.receiver = receiver
-        self.framer = None
-        self.sink = None
-        self.answered = False
         outbox = self._outbox
         self._sent_in_turn = outbox.turn
         if len(body) <= 65_536:
             outbox.write(self.transport, head + body)
         else:
-            outbox.write(self.transport, head, body)
+            outbox.write_both(self.transport, head, body)
 
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
@@ -155,35 +158,37 @@ class UpstreamConnection(asyncio.Protocol):
                 self._spoke_unasked()
                 return
             self._outbox.flush()
-        self.answered = True
         if self._head_buffer:
             data = self._head_buffer + data
             self._head_buffer = b""
-        start = 0
-        while True:
-            end = data.find(b"\r\n\r\n", start)
-            if (end if end >= 0 else len(data)) - start > MAX_HEAD_BYTES:
-                raise FramingError(f"the response head exceeds {MAX_HEAD_BYTES} bytes")
-            if end < 0:
-                if b"\n\n" in data:
-                    raise FramingError("the response head's lines do not end in CRLF")
-                self._head_buffer = data[start:]
-                return
-            head = read_head(data[start:end])
-            start = end + 4
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            if end > MAX_HEAD_BYTES:
+                raise _head_too_long()
+            head = KNOWN_ANSWERS[data[:end]]
+            data = data[end + 4 :]
             if head.status >= 200:
                 break
             if head.status == 101:
                 raise FramingError("the engine switched protocols without being asked")
-        if head.content_length == len(data) - start and not head.bodiless:
-            self._received_whole(receiver, head, data[start:])
+        else:
+            if len(data) > MAX_HEAD_BYTES:
+                raise _head_too_long()
+            if b"\n\n" in data:
+                raise FramingError("the response head's lines do not end in CRLF")
+            self.answered = True
+            self._head_buffer = data
             return
+        if head.content_length == len(data) and not head.bodiless:  # as most short ones come
+            self.receiver = None
+            self.pool.release(self, reusable=head.keep_alive)
+            receiver.response_whole(head, data)
+            return
+        self.answered = True
         framer = self.framer = BodyFramer(head)
         self._keep_alive = head.keep_alive and not framer.close_delimited
         receiver.response_head(head)
         if self.receiver is not receiver:  # given up by the receiver
             return
-        data = data[start:]
         end = framer.feed(data, 0, self.sink)
         if end < len(data):
             data = data[:end]
@@ -193,27 +198,15 @@ class UpstreamConnection(asyncio.Protocol):
         if framer.complete:
             self._finish()
 
-    def _received_whole(self, receiver: ResponseReceiver, head: ResponseHead, body: bytes) -> None:
-        """A response in one piece, as most short ones are: there is nothing to follow."""
-        self._keep_alive = head.keep_alive
-        receiver.response_head(head)
-        if self.receiver is not receiver:  # given up by the receiver
-            return
-        if body:
-            if self.sink is not None:
-                self.sink.append(body)
-            receiver.response_data(body)
-        self._finish()
-
     def _finish(self) -> None:
+        """Of a response that came in pieces."""
         receiver, self.receiver = self.receiver, None
         if receiver is None:
             return
-        transport = self.transport
-        if self._keep_alive and not transport.is_closing() and transport.get_write_buffer_size() == 0:
-            self.pool.release(self)
-        else:
-            transport.close()
+        self.framer = self.sink = None
+        self.answered = False
+        self.transport.resume_reading()
+        self.pool.release(self, reusable=self._keep_alive)
         receiver.response_complete()
 
     def _spoke_unasked(self) -> None:
@@ -247,24 +240,16 @@ class InstancePool:
         self.open_connections: set[UpstreamConnection] = set()
         self.connecting = 0
 
-    def take(self) -> UpstreamConnection | None:
-        idle = self.idle
-        while idle:
-            connection = idle.pop()
-            if not connection.transport.is_closing():
-                connection.reused = True
-                return connection
-        return None
-
-    def release(self, connection: UpstreamConnection) -> None:
-        if len(self.idle) >= self.max_idle:
-            connection.transport.close()
+    def release(self, connection: UpstreamConnection, *, reusable: bool = True) -> None:
+        """Nobody uses it any more: keep it for the next request, or close it."""
+        transport, idle = connection.transport, self.idle
+        reusable = reusable and not transport.is_closing() and not transport.get_write_buffer_size()
+        if not reusable or len(idle) >= self.max_idle:
+            transport.close()
             return
-        connection.framer = None
-        connection.sink = None
+        connection.reused = True
         connection.idle_since_s = self.clock()
-        connection.transport.resume_reading()
-        self.idle.append(connection)
+        idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
         self.open_connections.discard(connection)
@@ -296,13 +281,23 @@ class UpstreamPool:
         self._max_idle_connections = max_idle_connections
         self._idle_timeout_s = idle_timeout_s
         self._clock = clock
-        self._instances: dict[tuple[str, int, bool], InstancePool] = {}
+        self._instances: dict[str, InstancePool] = {}  # by URL
+
+    def take(self, target: Target) -> UpstreamConnection | None:
+        """A connection that is idle and open, if there is one."""
+        pool = self._instances.get(target.url)
+        if pool is not None:
+            idle = pool.idle
+            while idle:
+                connection = idle.pop()
+                if not connection.transport.is_closing():
+                    return connection
+        return None
 
     def instance(self, target: Target) -> InstancePool:
-        key = (target.host, target.port, target.tls)
-        pool = self._instances.get(key)
+        pool = self._instances.get(target.url)
         if pool is None:
-            pool = self._instances[key] = InstancePool(
+            pool = self._instances[target.url] = InstancePool(
                 self._outbox, max_idle=self._max_idle_connections, clock=self._clock
             )
         return pool
@@ -346,12 +341,16 @@ class UpstreamPool:
     def sweep(self) -> None:
         """Close connections that were idle for too long; forget instances without any."""
         limit_s = self._clock() - self._idle_timeout_s
-        for key, pool in list(self._instances.items()):
+        for url, pool in list(self._instances.items()):
             pool.close_idle_since(limit_s)
             if not pool.open_connections and not pool.connecting:
-                del self._instances[key]
+                del self._instances[url]
 
     def close(self) -> None:
         for pool in self._instances.values():
             for connection in list(pool.open_connections):
                 connection.transport.abort()
+
+
+def _head_too_long() -> FramingError:
+    return FramingError(f"the response head exceeds {MAX_HEAD_BYTES} bytes")

@@ -114,6 +114,7 @@ class PlacementDesk:
         """
         while True:
             await asyncio.sleep(every_s)
+            self.services.metrics.settle()
             for link in list(self.links):
                 if link.ready:
                     link.unheard += 1
@@ -274,7 +275,7 @@ class WorkerLink(asyncio.Protocol):
             if message.anywhere:
                 placement = services.line.hold(asked, services.placements.anywhere(request, now_s))
             else:
-                placement = services.line.arrive(asked, request)
+                placement = services.line.arrive(asked, request, now_s)
         except PlacementError as error:
             self.refused(asked, error)
             return

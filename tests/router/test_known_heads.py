@@ -215,7 +215,7 @@ def test_heads_are_kept_when_they_come_again_and_make_room_for_others() -> None:
         heads.keep(cut, Any, Any)  # type: ignore[arg-type]
         known = heads.look_up(data.replace(b" 5\r", b" 6\r"))
         assert isinstance(known, KnownHead)
-        assert known.begins(data) == (5, len(data) - 5)
+        assert known.begins(data) == (len(data) - 5, len(data))
         assert len(heads) == min(number + 1, 3)
 
 

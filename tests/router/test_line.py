@@ -51,12 +51,14 @@ class Queue:
         self.scheduler = make_scheduler("m")
         room = WaitingRoom(capacity)
         self.line = Line(Dispatcher(self.scheduler, room, **{"deadline_s": 100.0, **options}), self.clock)
-        first = self.line.arrive(Asking(), request(LONG))
+        first = self.line.arrive(Asking(), request(LONG), 0.0)
         assert first is not None
         self.first = first
 
     def hold(self, waiter: Asking, tokens: int = 1024, **fields: Any) -> None:
-        assert self.line.arrive(waiter, request(tokens, seed=len(self.line) + 1, **fields)) is None
+        assert (
+            self.line.arrive(waiter, request(tokens, seed=len(self.line) + 1, **fields), self.clock()) is None
+        )
 
     def run_dry(self, now_s: float) -> None:
         """The long prefill has ended."""
@@ -73,10 +75,10 @@ async def test_without_a_queue_a_placement_is_made_at_once_or_not_at_all() -> No
     scheduler = make_scheduler("m")
     line = Line(AtOnce(scheduler), Clock())
     waiter = Asking()
-    assert isinstance(line.arrive(waiter, request(LONG)), Placement)
-    assert isinstance(line.arrive(waiter, request(LONG)), Placement)
+    assert isinstance(line.arrive(waiter, request(LONG), 0.0), Placement)
+    assert isinstance(line.arrive(waiter, request(LONG), 0.0), Placement)
     with pytest.raises(UnknownModelError):
-        line.arrive(waiter, request(model="absent"))
+        line.arrive(waiter, request(model="absent"), 0.0)
     line.leave(waiter)
     line.pump()
     assert (len(line), waiter.told) == (0, [])
@@ -126,7 +128,7 @@ async def test_who_is_turned_away_for_another_is_told_why() -> None:
     assert isinstance(error, RejectedError)
     assert (len(queue.line), urgent.told) == (1, [])
     with pytest.raises(RejectedError):
-        queue.line.arrive(Asking(), request(1024, seed=9))
+        queue.line.arrive(Asking(), request(1024, seed=9), 0.0)
     assert len(queue.line) == 1
 
 

@@ -89,10 +89,9 @@ async def test_little_waits(pieces: list[bytes]) -> None:
 
 async def test_what_is_written_along_follows() -> None:
     outbox, wire = Outbox(), Wire()
-    outbox.write(wire, b"head", bytearray(b"body"))  # type: ignore[arg-type]
-    outbox.write(wire, b"next")  # type: ignore[arg-type]
-    outbox.flush()
-    assert wire.written == [b"headbody", b"next"]
+    outbox.write(wire, b"before")  # type: ignore[arg-type]
+    outbox.write_both(wire, b"head", bytearray(b"body"))  # type: ignore[arg-type]
+    assert wire.written == [b"before", b"headbody"]
 
 
 async def test_a_transport_that_fails_costs_no_other_its_bytes() -> None:
@@ -118,7 +117,7 @@ async def test_what_an_idle_engine_says_answers_no_request_that_is_still_unwritt
     outbox = Outbox()
     connection, wire = connected(outbox)
     connection.pool.release(connection)
-    assert connection.pool.take() is connection
+    assert connection.pool.idle.pop() is connection
     receiver: Any = Receiver()
     connection.send(receiver, b"head", b"body")
     connection.data_received(TOO_LATE)
@@ -134,5 +133,5 @@ async def test_an_engine_may_refuse_a_connection_with_a_response() -> None:
     receiver: Any = Receiver()
     connection.send(receiver, b"head", b"body")
     connection.data_received(TOO_LATE)
-    assert [call[0] for call in receiver.calls] == ["response_head", "response_complete"]
+    assert [call[0] for call in receiver.calls] == ["response_whole"]
     assert wire.written == [b"headbody"]

@@ -24,9 +24,6 @@ def test_every_field_has_its_place() -> None:
         request_id="id",
         arrived_s=2.5,
         streamed=False,
-        excluded=frozenset(("e0",)),
-        retry_of="p-1",
-        grant=9,
     )
     expected = PlacementRequest(
         request_id="id",
@@ -44,8 +41,5 @@ def test_every_field_has_its_place() -> None:
         arrived_s=2.5,
         ttft_objective_s=0.5,
         tbt_objective_s=0.25,
-        excluded=frozenset(("e0",)),
-        retry_of="p-1",
-        grant=9,
     )
     assert asdict(asked) == asdict(expected)

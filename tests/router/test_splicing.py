@@ -116,7 +116,7 @@ async def test_no_socket_waits_for_more_to_send(cluster: Any) -> None:
     await connection.reader.readuntil(b"\n\n\r\n")
     to_engine = door.services.pool.instance(engine.target).open_connections
     [exchange] = door.services.active
-    transports = [exchange.transport, *(each.transport for each in to_engine)]
+    transports = [exchange.door.transport, *(each.transport for each in to_engine)]
     assert len(transports) == 2
     for transport in transports:
         assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -177,7 +177,7 @@ async def test_what_a_slow_client_does_not_read_is_not_kept_here(cluster: Any) -
         before = written
         await asyncio.sleep(0.1)
     assert written < 64_000_000
-    assert exchange.transport.get_write_buffer_size() < 256 * 1024 + (1 << 20)
+    assert exchange.door.transport.get_write_buffer_size() < 256 * 1024 + (1 << 20)
     await connection.close()
     await cluster.wait_until(lambda: not door.services.active)
     assert door.placements.named("cancelled")

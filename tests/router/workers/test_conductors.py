@@ -105,7 +105,7 @@ class Router:
 
     def ask(self, tokens: int = 1024, **fields: Any) -> Waiter:
         waiter = Waiter()
-        placement = self.services.line.arrive(waiter, request(tokens, **fields))
+        placement = self.services.line.arrive(waiter, request(tokens, **fields), self.services.clock())
         if placement is not None:
             waiter.placed(placement)
         return waiter
@@ -192,7 +192,7 @@ async def test_alone_by_lot_and_back(two) -> None:
 async def _refusal(router: Router, **fields: Any) -> PlacementError:
     waiter = Waiter()
     try:
-        router.services.line.arrive(waiter, request(16, **fields))
+        router.services.line.arrive(waiter, request(16, **fields), router.services.clock())
     except PlacementError as error:
         return error
     outcome = await waiter.told
@@ -301,7 +301,7 @@ async def test_a_router_whose_machine_is_gone_gives_everything_back(monkeypatch:
     account = silent.make_account(KEY, router_tenant())
     for grant in (account.enter(0.0).number, 0):
         waiter = Waiter()
-        silent._services.line.arrive(waiter, request(LONG, grant=grant))
+        silent._services.line.arrive(waiter, request(LONG, grant=grant), 0.0)
         assert isinstance(await waiter.told, Placement)
     assert a.active == 3 and a.services.keys.accounts["k"].tenant.active == 1
     await until(lambda: a.active == 1)

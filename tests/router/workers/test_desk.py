@@ -63,7 +63,7 @@ class Worker:
 
     def ask(self, tokens: int = 1024, **fields: Any) -> Waiter:
         waiter = Waiter()
-        assert self.services.line.arrive(waiter, request(tokens, **fields)) is None
+        assert self.services.line.arrive(waiter, request(tokens, **fields), self.services.clock()) is None
         return waiter
 
     async def placed(self, tokens: int = 1024, **fields: Any) -> Placement:
@@ -210,7 +210,7 @@ async def test_a_worker_that_dies_gives_everything_back(office: Open) -> None:
     assert not any(waiter.told.done() for waiter in held)
     await dying.client.lost
     with pytest.raises(PlacementError, match="stopped"):
-        dying.services.line.arrive(Waiter(), request(10))
+        dying.services.line.arrive(Waiter(), request(10), 0.0)
     again = await at.worker(0)
     again.ask(10)
     await until(lambda: len(at.services.line) + at.active == 2)
