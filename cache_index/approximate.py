@@ -104,13 +104,8 @@ class _Assumed:
         self.blocks -= position
         return LastUsed(tuple(stops), tuple(numbers))
 
-    def add(self, run: _Run, key: int) -> None:
-        """The latest run, of blocks that no other has, and its first block."""
-        self.runs[run.number] = self.beginnings[key] = run
-        self.blocks += len(run.hashes)
-
     def drop_last(self, blocks: int) -> tuple[Namespace, Hashes]:
-        """Take the last of the oldest run's blocks, at most so many; returns them, the deepest first."""
+        """Take the last of the oldest run's blocks, at most so many, and return them."""
         run = next(iter(self.runs.values()))
         keep = len(run.hashes) - blocks
         if keep > 0:
@@ -119,7 +114,7 @@ class _Assumed:
             dropped = run.hashes
             del self.beginnings[run.key], self.runs[run.number]
         self.blocks -= len(dropped)
-        return run.namespace, dropped[::-1]
+        return run.namespace, dropped
 
 
 def _same(one: Namespace, other: Namespace) -> bool:
@@ -137,15 +132,8 @@ class ApproximateResidency:
         self._index = index
         self._ttl_s = ttl_s
         self._holders: dict[Holder, _Assumed] = {}
+        self.predicted = self._holders.keys()  # whose residencies are assumptions
         self._runs = 0
-
-    @property
-    def predicted(self) -> frozenset[Holder]:
-        """The holders whose residencies are assumptions."""
-        return frozenset(self._holders)
-
-    def is_predicted(self, holder: Holder) -> bool:
-        return holder in self._holders
 
     def blocks(self, holder: Holder) -> int:
         """How many blocks a holder is assumed to have."""
@@ -159,7 +147,9 @@ class ApproximateResidency:
         self._index.register(holder)
         assumed = self._holders.setdefault(holder, _Assumed(capacity_blocks))
         assumed.capacity_blocks = capacity_blocks
-        self._evict(holder, assumed)
+        lost = self._evict(holder, assumed)
+        if lost is not None:
+            self._remove(holder, *lost)
 
     def remove(self, holder: Holder) -> None:
         """Stop assuming for a holder and forget what was assumed."""
@@ -185,26 +175,28 @@ class ApproximateResidency:
             return _NEVER
         if assumed.expires_s <= now_s:
             self._expire(holder, assumed, now_s)
-        blocks = len(hashes)
-        if blocks > assumed.capacity_blocks:
-            blocks = assumed.capacity_blocks
+        blocks, capacity = len(hashes), assumed.capacity_blocks
+        if blocks > capacity:
+            blocks = capacity
             hashes = hashes[:blocks]
         if not blocks:
             return _NEVER
-        number = self._runs
-        self._runs += 1
-        key = hashes.item(0) ^ namespace.domain
-        last_used = assumed.take_over(namespace, hashes) if key in assumed.beginnings else _NEVER
-        if not assumed.runs:
+        self._runs = (number := self._runs) + 1
+        key, beginnings, runs = hashes.item(0) ^ namespace.domain, assumed.beginnings, assumed.runs
+        last_used, known = _NEVER, 0
+        if key in beginnings:
+            last_used = assumed.take_over(namespace, hashes)
+            known = len(last_used)
+        if not runs:
             assumed.expires_s = now_s + self._ttl_s
-        assumed.add(_Run(number, now_s, namespace, 0, hashes), key)
-        if assumed.blocks > assumed.capacity_blocks:
-            self._evict(holder, assumed)
-        known = len(last_used) if last_used is not _NEVER else 0
+        runs[number] = beginnings[key] = _Run(number, now_s, namespace, 0, hashes)
+        assumed.blocks = held = assumed.blocks + blocks
+        lost = self._evict(holder, assumed) if held > capacity else None
         if not known:
-            self._index.store(holder, Tier.DEVICE, namespace, hashes)
+            self._index.exchange(holder, lost, namespace, hashes)
         elif known < blocks:
-            self._index.store(holder, Tier.DEVICE, namespace, hashes[known:], parent=hashes.item(known - 1))
+            new, parent = hashes[known:], hashes.item(known - 1)
+            self._index.exchange(holder, lost, namespace, new, parent=parent)
         return last_used
 
     def evicted(self, holder: Holder, last_used: int) -> int:
@@ -234,10 +226,17 @@ class ApproximateResidency:
                 return
             self._drop_last(holder, assumed, assumed.blocks)
 
-    def _evict(self, holder: Holder, assumed: _Assumed) -> None:
+    def _evict(self, holder: Holder, assumed: _Assumed) -> tuple[Namespace, Hashes] | None:
+        """Drop what is too much; returns the last piece of it, which is still to be taken from the index."""
+        lost = None
         while assumed.blocks > assumed.capacity_blocks:
-            self._drop_last(holder, assumed, assumed.blocks - assumed.capacity_blocks)
+            if lost is not None:
+                self._remove(holder, *lost)
+            lost = assumed.drop_last(assumed.blocks - assumed.capacity_blocks)
+        return lost
 
     def _drop_last(self, holder: Holder, assumed: _Assumed, blocks: int) -> None:
-        namespace, dropped = assumed.drop_last(blocks)
-        self._index.remove(holder, Tier.DEVICE, namespace, dropped)
+        self._remove(holder, *assumed.drop_last(blocks))
+
+    def _remove(self, holder: Holder, namespace: Namespace, dropped: Hashes) -> None:
+        self._index.remove(holder, Tier.DEVICE, namespace, dropped[::-1])

@@ -21,7 +21,7 @@ from cache_index.hashing import DEFAULT_SEED, Hashes, Namespace, Tokens, salt_fo
 from cache_index.kernel_set import entry_point
 from cache_index.residency import HeldRange, Holder, HotPrefix, IndexStats, Tier
 from cache_index.self_check import ensure_ready
-from cache_index.slots import Slots
+from cache_index.slots import MAINTAIN_BLOCKS, Slots
 from cache_index.tree_view import TreeView, view_below, view_from_roots
 
 RECLAIM_POSITIONS = 1 << 14
@@ -56,7 +56,8 @@ class CacheIndex:
         self._match_tokens = entry_point(k.match_tokens)
         self._secrets = int(k.secrets_for(DEFAULT_SEED).ctypes.data)  # which stay where they are
         self._remove, self._remove_linked = entry_point(k.remove), entry_point(k.remove_linked)
-        self._apply, self._held_run = entry_point(k.apply), entry_point(k.held_run)
+        self._apply, self._exchange = entry_point(k.apply), entry_point(k.exchange)
+        self._held_run = entry_point(k.held_run)
 
     @property
     def max_blocks(self) -> int | None:
@@ -181,6 +182,37 @@ class CacheIndex:
                     break
                 self._arrays.make_room()
             self._slots.maintain(blocks)
+
+    def exchange(
+        self,
+        holder: Holder,
+        lost: tuple[Namespace, Hashes] | None,
+        namespace: Namespace,
+        hashes: Hashes,
+        *,
+        parent: int = 0,
+    ) -> None:
+        """`remove` from a holder's device what it ``lost``, the last block first, and `store` what it got instead.
+
+        For a few blocks: no other thread runs meanwhile. Raises UnknownHolderError for a holder that is not
+        registered.
+        """
+        of, gone = lost or (namespace, _NO_KEYS)
+        gone, hashes = _contiguous(gone, _U64), _contiguous(hashes, _U64)
+        before, after, slots, address = (
+            of.domain_word,
+            namespace.domain_word,
+            self._slots,
+            self._arrays.address,
+        )
+        blocks, done = len(gone) + len(hashes), 0
+        with self._lock:
+            slot = slots.of(holder, Tier.DEVICE)
+            while (done := self._exchange(address, slot, gone, before, hashes, after, parent, done)) < blocks:
+                self._arrays.make_room(to_store=done >= len(gone))
+            slots.blocks_due += blocks
+            if slots.blocks_due >= MAINTAIN_BLOCKS:
+                slots.maintain(0)
 
     def resolve(self, engine_key: int, namespace: Namespace) -> int | None:
         """The sequence hash of the block that was stored with this engine key, None if unknown."""

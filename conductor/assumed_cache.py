@@ -23,7 +23,8 @@ class AssumedCache:
 
     def __init__(self, index: CacheIndex) -> None:
         self._residency = ApproximateResidency(index)
-        self._open: dict[str, _Assumption] = {}
+        self._predicted = self._residency.predicted
+        self._open: dict[str, _Assumption] = {}  # those that an engine could contradict
 
     def follow(self, holder: Holder, facts: EngineFacts) -> None:
         """An engine came up: assume for it exactly if it does not tell."""
@@ -41,13 +42,16 @@ class AssumedCache:
     def placed(self, record: PlacementRecord, now_s: float) -> None:
         """A prompt goes to an instance to be prefilled; what is sent there counts as cached."""
         request, holder, group = record.request, record.prefill.holder, record.cache_group
-        if group is None or not len(request.tokens) or not self._residency.is_predicted(holder):
+        if holder not in self._predicted or group is None or not len(request.tokens):
             return
-        namespace = namespace_of(request, group)
+        namespace = group.namespace
+        if request.cache_tenant != namespace.tenant:
+            namespace = namespace_of(request, group)
         hashes = hashes_of(request, namespace.block_size)
         assert hashes is not None
         last_used = self._residency.assume(holder, namespace, hashes, now_s)
-        self._open[record.placement.placement_id] = _Assumption(holder, namespace.block_size, last_used)
+        if last_used.stops:
+            self._open[record.placement.placement_id] = _Assumption(holder, namespace.block_size, last_used)
 
     def ended(self, placement_id: str, usage: Usage | None) -> None:
         """The request ended; the engine's own count of cached tokens corrects what was assumed before it.

@@ -26,6 +26,7 @@ def hashes_of(request: PlacementRequest, block_size: int) -> Hashes | None:
 
     Those of one request are computed once per block size, as long as no other is asked for.
     """
+    global _latest
     latest, by_block_size = _latest
     if latest is request:
         hashes = by_block_size.get(block_size)
@@ -36,16 +37,11 @@ def hashes_of(request: PlacementRequest, block_size: int) -> Hashes | None:
     if not len(request.tokens):
         return None
     hashes = sequence_hashes(request.tokens, block_size, cache_salt=request.cache_salt)
-    _remember(request, block_size, hashes)
-    return hashes
-
-
-def _remember(request: PlacementRequest, block_size: int, hashes: Hashes) -> None:
-    global _latest
-    if _latest[0] is request:
-        _latest[1][block_size] = hashes
+    if latest is request:
+        by_block_size[block_size] = hashes
     else:
         _latest = request, {block_size: hashes}
+    return hashes
 
 
 class PrefixLookup(Protocol):
@@ -79,8 +75,10 @@ class IndexLookup:
         self._matcher = matcher or PromptMatcher(index)
         self._pools = SharedPools(index, pools) if pools else None
         self._expected = ExpectedCache(index)
+        self.prefill_ended = self._expected.ended
 
     def levels(self, request: PlacementRequest, group: CacheGroup) -> Levels | None:
+        global _latest
         namespace = group.namespace
         if request.cache_tenant != namespace.tenant:
             namespace = namespace_of(request, group)
@@ -93,7 +91,7 @@ class IndexLookup:
             levels = self._matcher.match(namespace, tokens, cache_salt=request.cache_salt, hashes=hashes)
         else:
             hashes, levels = self._matcher.match_tokens(namespace, tokens, cache_salt=request.cache_salt)
-            _remember(request, namespace.block_size, hashes)
+            _latest = request, {namespace.block_size: hashes}
         if self._pools is not None:
             self._pools.raise_levels(levels)
         if len(hashes) >= STRIDE:
@@ -108,9 +106,6 @@ class IndexLookup:
         hashes = hashes_of(request, group.namespace.block_size)
         if hashes is not None:
             self._expected.expect(placement_id, holder, namespace_of(request, group), hashes)
-
-    def prefill_ended(self, placement_id: str) -> None:
-        self._expected.ended(placement_id)
 
     def holder_left(self, holder: Holder) -> None:
         self._expected.forget(holder)

@@ -116,16 +116,15 @@ class TokenService:
         self._threads: ThreadPoolExecutor | None = None
         self._logged: set[tuple[str, TokenSource]] = set()
         self._plain: PlainChats | None = None
+        # Reads a chat's body without parsing it; None where it must be parsed, whatever is in it.
+        self.plain_chat: Callable[[bytes | bytearray], PlainChat | None] = _not_plain
         if any(each.plain is not None for each in self._tokenizers.values()):
             from router.plain_chats import PlainChats
 
             self._plain = PlainChats(self._plain_prompts)
+            self.plain_chat = self._plain.read
         if metrics is not None:
             metrics.token_caches = self._cache_states
-
-    def plain_chat(self, body: bytes | bytearray) -> PlainChat | None:
-        """A chat's body, read without parsing it; None where it must be parsed, whatever is in it."""
-        return None if self._plain is None else self._plain.read(body)
 
     def prompt_at_once(self, request: InferenceRequest) -> Prompt | None:
         """The prompt where that takes no waiting and little time; None where :meth:`prompt` must be used."""
@@ -216,6 +215,10 @@ class TokenService:
                 error=_reason(error),
             )
         return failure_of(source, error)
+
+
+def _not_plain(body: bytes | bytearray) -> None:
+    """Of all chats, where no tokenizer is fit for reading them so."""
 
 
 def failure_of(source: TokenSource, error: Exception) -> str:

@@ -4,7 +4,7 @@ Numba's cache does not see edits in other files, so compiled code is kept under 
 together (``compilation``). What Python calls is exported here, with the words of the state that it reads.
 """
 
-from cache_index.kernels.changes import apply
+from cache_index.kernels.changes import apply, exchange
 from cache_index.kernels.compilation import CACHE_DIRECTORY, compile_all
 from cache_index.kernels.eviction import drop_any, drop_leaves
 from cache_index.kernels.growth import migrate, refill, unused_from
@@ -35,6 +35,7 @@ __all__ = [
     "describe_node",
     "drop_any",
     "drop_leaves",
+    "exchange",
     "hash_chain",
     "hash_words",
     "held_run",

@@ -140,3 +140,7 @@ def pointer(kind: Any, code: ir.Type) -> Any:
         return types.CPointer(kind)(types.int64), generate
 
     return instruction(function)
+
+
+bytes_at = pointer(types.uint8, ir.IntType(8))
+ids_at = pointer(types.uint32, ir.IntType(32))

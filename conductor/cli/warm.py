@@ -17,7 +17,7 @@ def warm() -> None:
         import cache_index
         from conductor.rehearsal import rehearse, rehearse_reuse
         from router.chunk_walk import compiled_walk
-        from router.plain_chats import scanning, writing
+        from router.plain_chats import kernels as chats
         from router.word_tokens import kernels as words
         from simulator.cluster import kernels as engines
 
@@ -25,8 +25,7 @@ def warm() -> None:
         rehearse()
         rehearse_reuse()
         words.compile_all()
-        scanning.compile_all()
-        writing.compile_all()
+        chats.compile_all()
         compiled_walk()
         engines.compile_all()
     console.print(f"kernels ready after {time.monotonic() - started_s:.1f} s")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conductor.placement import Tokens
-from router.plain_chats import scanning
+from router.plain_chats import kernels
 from router.plain_chats.writing import ENDS, NO_CUT, TOKEN_CUTS
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class KnownChats:
         self._kept: OrderedDict[bytes, KnownChat] = OrderedDict()
         self.kept_bytes = 0
         self._lock = threading.Lock()
-        self._same_bytes = scanning.entry_points()[1]
+        self._same_bytes = kernels.entry_points()[3]
 
     def find(self, body: bytes | bytearray, data: NDArray[np.uint8]) -> tuple[KnownChat | None, int]:
         """A chat whose body begins alike, and how many whole messages the two have in common."""

@@ -8,19 +8,20 @@ from itertools import accumulate, count
 import numpy as np
 from numpy.typing import NDArray
 
-from router.plain_chats.writing import NO_CUT, NOT_BLANK
+from router.plain_chats import writing as w
 from router.template_shapes import Shape
 
 _LAST_MESSAGES = 4
 _MOST_SHARED = 16
 _LAYOUT_BYTES = 2_048  # of its arrays' heads and its different texts
-_PIECE_BYTES = 5 * 8 + 3 * 8 + 64  # of arrays, of references, and of a condition
+_PIECE_BYTES = 5 * 8 + 1 + 3 * 8 + 64  # of arrays, of references, and of a condition
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """``cuts`` [i] is where in literal i the first separator begins, in bytes, -1 where there is none: what stands
     in front of a separator has the same tokens whatever follows. ``cut_characters`` is the same in characters.
+    ``words`` are all of it as `writing` reads it.
 
     ``in_turn``: the contents are written in the order of the messages, each once. ``unwritten`` must not be blank,
     though nobody writes them.
@@ -35,10 +36,31 @@ class Layout:
     cut_characters: NDArray[np.int64]
     in_turn: bool
     is_ascii: bool
-    room: int
     unwritten: tuple[int, ...]
+    roles: NDArray[np.uint8]
+    words: NDArray[np.int64] = field(default_factory=lambda: np.zeros(w.LAYOUT, np.int64))
     number: int = field(default_factory=count().__next__)  # names it, and keeps nothing alive
     _shared: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        words = self.words
+        words[w.MESSAGES], words[w.CONTENTS] = self.roles.size, self.contents.size
+        words[w.LITERAL_BYTES] = self.literals.size
+        words[w.IN_TURN], words[w.IS_ASCII] = self.in_turn, self.is_ascii
+        for word, array in (
+            (w.ROLES_AT, self.roles),
+            (w.CONTENTS_AT, self.contents),
+            (w.HOW_AT, self.how),
+            (w.LITERALS_AT, self.literals),
+            (w.LITERAL_ENDS_AT, self.literal_ends),
+            (w.CUTS_AT, self.cuts),
+        ):
+            words[word] = array.ctypes.data
+
+    @property
+    def holds_always(self) -> bool:
+        """Whatever the contents are."""
+        return not (self.shape.absent or self.unwritten)
 
     @property
     def cost_bytes(self) -> int:
@@ -80,7 +102,8 @@ def _of_first(messages: int, absent: tuple[tuple[int, str], ...]) -> set[tuple[i
     return {each for each in absent if each[0] < messages}
 
 
-def layout_of(shape: Shape, separators: frozenset[str]) -> Layout:
+def layout_of(roles: bytes, shape: Shape, separators: frozenset[str]) -> Layout:
+    """Of chats whose messages have these roles, by their numbers."""
     literals = [literal.encode() for literal in shape.literals]
     places = [_first_of(separators, literal) for literal in shape.literals]
     not_blank = frozenset(shape.not_blank)
@@ -91,14 +114,14 @@ def layout_of(shape: Shape, separators: frozenset[str]) -> Layout:
         contents=np.array(shape.contents, np.int64),
         how=np.array(
             [
-                sides | (NOT_BLANK if message in not_blank else 0)
+                sides | (w.NOT_BLANK if message in not_blank else 0)
                 for message, sides in zip(shape.contents, shape.stripped, strict=True)
             ],
             np.int64,
         ),
         cuts=np.array(
             [
-                NO_CUT if place < 0 else len(literal[:place].encode())
+                w.NO_CUT if place < 0 else len(literal[:place].encode())
                 for place, literal in zip(places, shape.literals, strict=True)
             ],
             np.int64,
@@ -106,10 +129,10 @@ def layout_of(shape: Shape, separators: frozenset[str]) -> Layout:
         cut_characters=np.array(places, np.int64),
         in_turn=shape.contents == tuple(range(len(shape.contents))),
         is_ascii=all(map(str.isascii, shape.literals)),
-        room=sum(map(len, literals)),
         unwritten=tuple(not_blank - set(shape.contents)),
+        roles=np.frombuffer(roles, np.uint8),
     )
 
 
 def _first_of(separators: frozenset[str], literal: str) -> int:
-    return min((place for each in separators if (place := literal.find(each)) >= 0), default=NO_CUT)
+    return min((place for each in separators if (place := literal.find(each)) >= 0), default=w.NO_CUT)

@@ -3,76 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from conductor.placement import Tokens
 from router.inference import Endpoint, InferenceRequest
+from router.plain_chats import kernels as k
 from router.plain_chats import scanning as s
-from router.plain_chats.json_ends import NOT_PLAIN
 from router.plain_chats.known_chats import LONG_BYTES, KnownChat, KnownChats
 from router.plain_chats.layout import Layout
 from router.plain_chats.prompts import PlainPrompts
-from router.plain_chats.writing import (
-    BLANK,
-    CHARACTER_CUTS,
-    ENDS,
-    MARKS,
-    NO_CUT,
-    NO_ROOM,
-    PLACED,
-    TOKEN_CUTS,
-    entry_points,
-)
+from router.plain_chats.workspace import Workspace
+from router.plain_chats.writing import CHARACTER_CUTS, ENDS, MARKS, NO_CUT, TOKEN_CUTS
+from router.word_tokens import MOST_PASSES
+from router.word_tokens.kernels import DONE, UNSEEN_CHARACTER
 
 MAX_BYTES = 64 * 1024 * 1024
 AT_ONCE_BYTES = 160 * 1024  # of new text; more of it would keep other requests waiting
-_MOST_MESSAGES = 1_024  # of a chat, and contents of a layout; finding a new one takes longer than reading
 _MOST_BODY_BYTES = 1 << 20
-_PLACES_A_MESSAGE = 4  # added tokens in a long chat's text; with more of them it is not kept
-_SMALL_BYTES = 16_384
-_NOWHERE = np.empty(0, np.int64)
 
 
-class _Scratch:
-    """What the kernels write, kept from one chat to the next: fresh memory would cost more than they do."""
-
-    def __init__(self) -> None:
-        self.facts = np.empty(s.FACTS, np.int64)
-        self.facts_before = np.empty(s.FACTS, np.int64)
-        self.messages = np.empty(s.MESSAGE * _MOST_MESSAGES, np.int64)
-        self.roles = np.empty(_MOST_MESSAGES, np.uint8)
-        self.placed = np.empty(PLACED * _MOST_MESSAGES, np.int64)
-        self.places = np.empty(2 * _PLACES_A_MESSAGE * _MOST_MESSAGES, np.int64)
-        self.make_room(_SMALL_BYTES)
-
-    def make_room(self, size: int) -> None:
-        """For a text of so many bytes."""
-        self.text = np.empty(size, np.uint8)
-        self.tokens = np.empty(size, np.uint32)
-
-
-class PlainChat(NamedTuple):
+class PlainChat(msgspec.Struct, frozen=True, gc=False):
     """What is read of a body. ``tokens`` is None where :meth:`PlainChats.tokenize` has to be asked for them."""
 
     request: InferenceRequest
     tokens: Tokens | None
 
 
+# Whether a body is a plain chat, and its tokens unless there are too many; of its answer, whether it is to be
+# streamed, and the most tokens, -1 where the body does not say.
+_Found = tuple[bool, Tokens | None, bool, int]
+_NOT_PLAIN: _Found = (False, None, False, -1)
+
+
 class _Reading(NamedTuple):
-    """A body that was found to be a plain chat, of which the first ``common`` messages are those of a known one."""
+    """A long body, of which the first ``common`` messages are those of a known one."""
 
     body: bytes | bytearray
     data: NDArray[np.uint8]
-    prompts: PlainPrompts
     layout: Layout
     roles: bytes
     known: KnownChat | None
     common: int
-    scratch: _Scratch
+    workspace: Workspace
 
 
 class PlainChats:
@@ -86,36 +64,56 @@ class PlainChats:
     ) -> None:
         self._prompts_of = prompts_of
         self._known = KnownChats(max_bytes)
-        self._scratches: list[_Scratch] = []
-        self._scan = s.entry_points()[0]
-        self._write, self._mark = entry_points()
+        self._workspaces: list[Workspace] = []
+        self._read_short, self._read_long, self._mark, _ = k.entry_points()
 
-    def read(self, body: bytes | bytearray) -> PlainChat | None:
+    def read(self, body: bytes | bytearray, most_new: int = AT_ONCE_BYTES) -> PlainChat | None:
         """None where it is no plain chat, or none that is tokenized here. What is new in it is tokenized if it is
-        no more than `AT_ONCE_BYTES`.
+        no more than ``most_new`` bytes.
         """
-        return self._read(body, AT_ONCE_BYTES)
+        try:
+            workspace = self._workspaces.pop()
+        except IndexError:
+            workspace = Workspace()
+        if len(body) < LONG_BYTES:
+            with workspace.lock:
+                outcome, count, stream, limit = self._read_short(body, workspace.address, k.SCAN)
+            is_plain = outcome == DONE or (count := self._count(body, workspace, outcome, count)) is not None
+            tokens = workspace.tokens[:count].copy() if is_plain else None
+        else:
+            is_plain, tokens, stream, limit = self._long_chat(body, workspace, most_new)
+        chat = None
+        if is_plain:
+            most = None if limit < 0 else limit
+            request = InferenceRequest(Endpoint.CHAT, body, None, workspace.model, stream, most, None)
+            chat = PlainChat(request, tokens)
+        self._workspaces.append(workspace)
+        return chat
 
     def tokenize(self, body: bytes | bytearray) -> Tokens | None:
         """Of a plain chat, however long it is; None where the library has to be asked."""
-        found = self._read(body, _MOST_BODY_BYTES)
+        found = self.read(body, _MOST_BODY_BYTES)
         return None if found is None else found.tokens
 
-    def _read(self, body: bytes | bytearray, most_new: int) -> PlainChat | None:
-        if not 0 < len(body) <= _MOST_BODY_BYTES:
-            return None
-        scratch = self._scratches.pop() if self._scratches else _Scratch()
-        try:
-            data = np.frombuffer(body, np.uint8)
-            known, common = None, 0
-            if len(body) >= LONG_BYTES:
-                known, common = self._known.find(body, data)
-            chat = self._read_behind(body, data, known, common, scratch, most_new)
-            if chat is None and known is not None:
-                chat = self._read_behind(body, data, None, 0, scratch, most_new)
-            return chat
-        finally:
-            self._scratches.append(scratch)
+    def _count(self, body: bytes | bytearray, workspace: Workspace, outcome: int, number: int) -> int | None:
+        """How many tokens a short chat has that the kernel was not through with."""
+        if outcome == k.WANTS_LAYOUT:
+            layout = self._layout(body, workspace, workspace.roles[:number].tobytes())
+            if layout is None or not _holds(layout, body, workspace.messages, 0):
+                return None
+            workspace.remember(layout)
+        read = partial(self._read_short, body, workspace.address)
+        return _settled(read, workspace, outcome, number)
+
+    def _long_chat(self, body: bytes | bytearray, workspace: Workspace, most_new: int) -> _Found:
+        if len(body) > _MOST_BODY_BYTES:
+            return _NOT_PLAIN
+        data = np.frombuffer(body, np.uint8)
+        known, common = self._known.find(body, data)
+        found = self._read_behind(body, data, known, common, workspace, most_new)
+        if found is _NOT_PLAIN and known is not None:
+            found = self._read_behind(body, data, None, 0, workspace, most_new)
+        return found
 
     def _read_behind(
         self,
@@ -123,113 +121,119 @@ class PlainChats:
         data: NDArray[np.uint8],
         known: KnownChat | None,
         common: int,
-        scratch: _Scratch,
+        workspace: Workspace,
         most_new: int,
-    ) -> PlainChat | None:
-        facts = scratch.facts
+    ) -> _Found:
         behind, roles = 0, b""
         if known is not None:
             behind, roles = known.marks.item(ENDS, common - 1), known.roles[:common]
-            facts[:] = known.facts
-        count = self._scan(data, behind, facts, scratch.facts_before, scratch.messages, scratch.roles)
-        if count == NOT_PLAIN:
-            return None
-        model_begin, model_end, stream, max_tokens, max_completion_tokens, choices, _ = facts.tolist()
-        model = body[model_begin:model_end].decode()
-        prompts = self._prompts_of(model)
-        if prompts is None or choices == 0 or (known is not None and known.prompts is not prompts):
-            return None
-        roles += scratch.roles[:count].tobytes()
-        layout = prompts.layout(roles) if 0 < len(roles) <= _MOST_MESSAGES else None
-        # Some templates write contents repeatedly.
-        if layout is None or layout.contents.size > _MOST_MESSAGES:
-            return None
+            workspace.facts[:] = known.facts
+        read = partial(self._read_long, body, workspace.address, behind, common)
+        outcome, number, stream, limit = read(k.SCAN)
+        if outcome != k.WANTS_LAYOUT:
+            return _NOT_PLAIN
+        roles += workspace.roles[:number].tobytes()
+        layout = self._layout(body, workspace, roles)
+        if layout is None:
+            return _NOT_PLAIN
         if known is not None:
+            if known.prompts is not workspace.prompts:
+                return _NOT_PLAIN
             shared = layout.shared_with(known.layout, common) if layout.in_turn else 0
             if not shared or known.marks.item(TOKEN_CUTS, shared - 1) == NO_CUT:
-                return None
+                return _NOT_PLAIN
             if shared < common:
-                return self._read_behind(body, data, known, shared, scratch, most_new)
+                return self._read_behind(body, data, known, shared, workspace, most_new)
         tokens = None
         if len(body) - behind <= most_new:
-            tokens = self._tokens(_Reading(body, data, prompts, layout, roles, known, common, scratch))
-            if tokens is None:
-                return None
-        limit = max_completion_tokens if max_completion_tokens >= 0 else max_tokens
-        request = InferenceRequest(
-            Endpoint.CHAT, body, None, model, stream == 1, None if limit < 0 else limit, None
-        )
-        return PlainChat(request, tokens)
+            if not _holds(layout, body, workspace.messages, common):
+                return _NOT_PLAIN
+            count = _settled(read, workspace, outcome, number)
+            if count is None:
+                return _NOT_PLAIN
+            tokens = self._kept(_Reading(body, data, layout, roles, known, common, workspace), count)
+        return True, tokens, stream, limit
 
-    def _tokens(self, reading: _Reading) -> Tokens | None:
-        """None where the library has to be asked, or the template might write something else."""
-        body, data, prompts, layout, roles, known, common, scratch = reading
-        begin = layout.cuts.item(common) if common else 0
-        arguments = (data, scratch.messages, common, layout.contents, layout.how, layout.literals,
-                     layout.literal_ends, begin)  # fmt: skip
-        size, beyond_ascii, characters = self._write(*arguments, scratch.text, scratch.placed)
-        if size == NO_ROOM:
-            times = layout.contents.size // len(roles) + 1  # that a content is written, by and large
-            scratch.make_room(max(layout.room + times * len(data), len(scratch.text)))
-            size, beyond_ascii, characters = self._write(*arguments, scratch.text, scratch.placed)
-            if size == NO_ROOM:  # where one of them is written again and again
-                return None
-        text = scratch.text
-        if size == BLANK:
+    def _layout(self, body: bytes | bytearray, workspace: Workspace, roles: bytes) -> Layout | None:
+        """What is written around contents of messages with these roles; None where the library has to be asked.
+
+        Puts it, and whose it is, where the kernels find it.
+        """
+        begin, end = workspace.facts[: s.MODEL_END + 1].tolist()
+        model = body[begin:end].decode()
+        prompts = self._prompts_of(model)
+        layout = prompts.layout(roles) if prompts is not None and 0 < len(roles) <= k.MOST_MESSAGES else None
+        # Some templates write contents repeatedly.
+        if prompts is None or layout is None or layout.contents.size > k.MOST_MESSAGES:
             return None
-        words = prompts.words
-        if (beyond_ascii or not layout.is_ascii) and not words.is_sure(text[:size].tobytes().decode()):
-            return None
-        contents = layout.contents.size - common
-        absent = layout.shape.absent
-        if (absent or layout.unwritten) and not _holds(
-            absent, layout.unwritten, body, scratch.messages, common
-        ):
-            return None
-        is_long = data.size >= LONG_BYTES and layout.in_turn
-        places = scratch.places[: 2 * _PLACES_A_MESSAGE * (contents + 1)] if is_long else _NOWHERE
-        count = words.write_tokens(text, size, scratch.tokens, places)
-        if count is None:
-            return None
-        prompts.new_characters += characters
-        if known is not None:
+        workspace.take(model, prompts)
+        workspace.work[k.LAYOUT_AT] = layout.words.ctypes.data
+        return layout
+
+    def _kept(self, reading: _Reading, count: int) -> Tokens:
+        """The tokens, those that were known first; and remember what a next turn begins with."""
+        body, data, layout, roles, known, common, workspace = reading
+        prompts = workspace.prompts
+        assert prompts is not None
+        new = workspace.tokens[:count]
+        if known is None:
+            tokens = new.copy()
+        else:
+            tokens = np.concatenate((_front(known, common), new))
             prompts.known_characters += known.marks.item(CHARACTER_CUTS, common - 1)
-        new = scratch.tokens[:count]
-        tokens = new.copy() if known is None else np.concatenate((_front(known, common), new))
-        if is_long:
-            self._keep(reading, tokens, places)
-        return tokens
-
-    def _keep(self, reading: _Reading, tokens: Tokens, places: NDArray[np.int64]) -> None:
-        """Remember what a next turn begins with."""
-        body, data, prompts, layout, roles, known, common, scratch = reading
+        if not layout.in_turn:
+            return tokens
         marks = np.empty((MARKS, len(roles)), np.int64)
-        known_marks = marks if known is None else known.marks
         self._mark(
-            known_marks,
+            marks if known is None else known.marks,
             common,
-            scratch.messages,
+            workspace.messages,
             layout.cuts,
             layout.cut_characters,
-            scratch.placed,
-            places,
+            workspace.placed,
+            workspace.places[: 2 * k.PLACES_A_MESSAGE * (layout.contents.size - common + 1)],
             marks,
         )
-        facts = scratch.facts_before.copy()
+        facts = workspace.facts_before.copy()
         self._known.keep(KnownChat(body, data, prompts, layout, facts, roles, marks, tokens))
+        return tokens
+
+
+def _settled(
+    read: Callable[[int], tuple[int, int, bool, int]], workspace: Workspace, outcome: int, number: int
+) -> int | None:
+    """How many tokens there are, when a kernel has got what it wants; None where the library has to be asked, or
+    the template might write something else.
+
+    The layout it may want is in its place by now.
+    """
+    has_room = False
+    for _ in range(MOST_PASSES):
+        stage = k.WRITE
+        if outcome == DONE:
+            return number
+        if outcome == k.WANTS_ROOM and not has_room:  # else one of the contents is written again and again
+            workspace.make_room(max(number, len(workspace.text)))
+            has_room = True
+        elif outcome in (k.UNSURE, UNSEEN_CHARACTER):
+            assert workspace.prompts is not None
+            stage, words = k.LOOK_UP, workspace.prompts.words
+            if outcome == UNSEEN_CHARACTER:
+                words.learn(number)
+            elif not words.is_sure(workspace.written()):
+                return None
+        elif outcome != k.WANTS_LAYOUT:
+            return None
+        with workspace.lock:
+            outcome, number, _, _ = read(stage)
+    return None
 
 
 def _front(known: KnownChat, common: int) -> Tokens:
     return known.tokens[: known.marks.item(TOKEN_CUTS, common - 1)]
 
 
-def _holds(
-    absent: tuple[tuple[int, str], ...],
-    not_blank: tuple[int, ...],
-    body: bytes | bytearray,
-    messages: NDArray[np.int64],
-    common: int,
-) -> bool:
+def _holds(layout: Layout, body: bytes | bytearray, messages: NDArray[np.int64], common: int) -> bool:
     """Whether the new contents are as the template's answers take them to be."""
 
     def content(message: int) -> str:
@@ -237,6 +241,6 @@ def _holds(
         text: str = orjson.loads(body[messages.item(place + s.BEGIN) - 1 : messages.item(place + s.END) + 1])
         return text
 
-    return not any(text in content(message) for message, text in absent if message >= common) and all(
-        content(message).strip() for message in not_blank if message >= common
-    )
+    return not any(
+        text in content(message) for message, text in layout.shape.absent if message >= common
+    ) and all(content(message).strip() for message in layout.unwritten if message >= common)

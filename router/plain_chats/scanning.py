@@ -9,16 +9,11 @@ role and a text, in this order. Whatever else may be right or wrong with a body 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numba import types
 
-from cache_index.kernel_set import KernelSet, entry_point, inlined
-from router.plain_chats import json_ends
+from cache_index.kernel_set import inlined, outlined
 from router.plain_chats.json_ends import (
     CLOSE,
     CLOSE_LIST,
@@ -29,7 +24,6 @@ from router.plain_chats.json_ends import (
     OPEN,
     OPEN_LIST,
     QUOTE,
-    SPAN,
     behind,
     behind_space,
     digits_end,
@@ -38,9 +32,6 @@ from router.plain_chats.json_ends import (
     value_end,
     which,
 )
-
-_KERNELS = KernelSet(Path(__file__), Path(json_ends.__file__))
-compile_all = _KERNELS.compile_all
 
 ROLES: Final = ("system", "user", "assistant")
 
@@ -61,17 +52,10 @@ _FIRST_OTHER: Final = _FIRST_NUMBER + len(_NUMBERS)
 # Of each message: where its content stands, how it is written, and where the message ends.
 BEGIN, END, WRITTEN, MESSAGE_END, MESSAGE = range(5)
 
-_INTEGER = types.int64
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_OUT_BYTES = types.Array(types.uint8, 1, "C")
-_OUT_INTEGERS = types.Array(types.int64, 1, "C")
-
 _NAMES = np.frombuffer("".join(FIELDS).encode(), np.uint8)
 _NAME_ENDS = np.cumsum([len(name) for name in FIELDS], dtype=np.int64)
 _ROLE_NAMES = np.frombuffer("".join(ROLES).encode(), np.uint8)
 _ROLE_ENDS = np.cumsum([len(role) for role in ROLES], dtype=np.int64)
-
-
 _MESSAGE_NAMES = np.frombuffer(b"rolecontent", np.uint8)
 _MESSAGE_NAME_ENDS = np.array([4, 11], np.int64)
 
@@ -167,8 +151,8 @@ def _messages_end(body, at, is_first, messages, roles):
         is_first = False
 
 
-@_KERNELS.kernel(_BYTES, _INTEGER, _OUT_INTEGERS, _OUT_INTEGERS, _OUT_INTEGERS, _OUT_BYTES)
-def _scan(body, known_end, facts, facts_before, messages, roles):
+@outlined
+def scan(body, known_end, facts, facts_before, messages, roles):
     """How many messages a plain chat has, `NOT_PLAIN` if it is none or they are too many for ``roles``.
 
     Where the body is known up to the end of a message, that is ``known_end``, only the messages behind it are read,
@@ -205,28 +189,3 @@ def _scan(body, known_end, facts, facts_before, messages, roles):
             return count if complete else NOT_PLAIN
         at = behind(body, at, COMMA)
     return NOT_PLAIN
-
-
-@_KERNELS.kernel(_BYTES, _BYTES)
-def _same_bytes(body, other):
-    """How many bytes two bodies begin with that are the same."""
-    size = np.uint64(min(len(body), len(other)))
-    at = np.uint64(0)
-    while at + SPAN <= size:  # unsigned: indices that cannot be negative are vectorized
-        differ = np.uint8(0)
-        for place in range(SPAN):
-            differ |= body[at + place] ^ other[at + place]
-        if differ:
-            break
-        at += SPAN
-    while at < size and body[at] == other[at]:
-        at += np.uint64(1)
-    return np.int64(at)
-
-
-@lru_cache(maxsize=1)
-def entry_points() -> tuple[Callable[..., Any], ...]:
-    """Of ``scan`` and ``same_bytes``."""
-    if not _same_bytes.signatures:
-        compile_all()
-    return entry_point(_scan), entry_point(_same_bytes)

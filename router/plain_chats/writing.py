@@ -4,22 +4,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numba import types
+from numba.np.numpy_support import carray
 
-from cache_index.kernel_set import KernelSet, entry_point, inlined, outlined
-from router.plain_chats import scanning
+from cache_index.kernel_set import inlined, outlined
+from cache_index.kernels.machine_words import bytes_at, words_at
 from router.plain_chats.json_ends import BEYOND_ASCII, ESCAPED
 from router.plain_chats.scanning import BEGIN, END, MESSAGE, MESSAGE_END, WRITTEN
 from router.unknown_text import LEFT, RIGHT
 
-_KERNELS = KernelSet(Path(__file__), Path(scanning.__file__))
-compile_all = _KERNELS.compile_all
+# A layout as it is read here: how many it has of messages, contents and bytes of literals, where its arrays stand,
+# and what it says of itself.
+(
+    MESSAGES, CONTENTS, LITERAL_BYTES,
+    ROLES_AT, CONTENTS_AT, HOW_AT, LITERALS_AT, LITERAL_ENDS_AT, CUTS_AT,
+    IN_TURN, IS_ASCII, LAYOUT,
+) = range(12)  # fmt: skip
 
 # Of each content in the text: where it ends, and how many characters end there.
 TEXT_END, CHARACTERS, PLACED = range(3)
@@ -32,11 +34,6 @@ NO_ROOM: Final = -1
 BLANK: Final = -2
 NOT_BLANK: Final = 4  # beside LEFT and RIGHT
 
-_INTEGER = types.int64
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_OUT_BYTES = types.Array(types.uint8, 1, "C")
-_INTEGERS = types.Array(types.int64, 1, "C")
-_MARKS = types.Array(types.int64, 2, "C")
 _BACKSLASH = 0x5C
 
 
@@ -186,17 +183,21 @@ def _characters(text, begin, end):
     return count
 
 
-@_KERNELS.kernel(
-    _BYTES, _INTEGERS, _INTEGER, _INTEGERS, _INTEGERS, _BYTES, _INTEGERS, _INTEGER, _OUT_BYTES, _INTEGERS
-)
-def _write(body, messages, known, contents, how, literals, literal_ends, begin, text, placed):
-    """Write what stands behind the first ``known`` contents, the literal there from ``begin`` on.
+@outlined
+def write(body, messages, known, layout, text, placed):
+    """Write what stands behind the first ``known`` contents, from the separator in front of it on.
 
-    ``messages`` are those behind the known ones, as `scanning` put them; ``contents`` are which message's content
-    stands behind each literal, ``how`` at which sides without white space, and whether it must be more than that.
-    Returns the text's size, `NO_ROOM` where ``text`` is too small, `BLANK` where a content is; whether contents
-    have anything that is not ASCII, and how many characters the text has.
+    ``messages`` are those behind the known ones, as `scan` put them; ``layout`` points to a layout. Its contents
+    are which message's content stands behind each literal, and how: at which sides without white space, and whether
+    it must be more than that. Returns the text's size, `NO_ROOM` where ``text`` is too small, `BLANK` where one of
+    the contents is; whether they have anything that is not ASCII, and how many characters the text has.
     """
+    contents = carray(words_at(layout[CONTENTS_AT]), layout[CONTENTS])
+    how = carray(words_at(layout[HOW_AT]), layout[CONTENTS])
+    literals = carray(bytes_at(layout[LITERALS_AT]), layout[LITERAL_BYTES])
+    literal_ends = carray(words_at(layout[LITERAL_ENDS_AT]), layout[CONTENTS] + 1)
+    cuts = carray(words_at(layout[CUTS_AT]), layout[CONTENTS] + 1)
+    begin = cuts[known] if known else 0
     start = literal_ends[known - 1] if known else 0
     at, beyond, characters = 0, 0, 0
     for each in range(known, len(contents) + 1):
@@ -232,10 +233,8 @@ def _write(body, messages, known, contents, how, literals, literal_ends, begin, 
     return at, beyond, characters
 
 
-@_KERNELS.kernel(
-    _MARKS, _INTEGER, _INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS, _MARKS
-)  # fmt: skip
-def _mark(known_marks, known, messages, cuts, cut_characters, placed, places, marks):
+@outlined
+def mark(known_marks, known, messages, cuts, cut_characters, placed, places, marks):
     """Put the marks of all messages into ``marks``, the first ``known`` of them from ``known_marks``.
 
     ``cuts`` are where in each literal its first separator begins, -1 where none does, and ``cut_characters`` the
@@ -259,11 +258,3 @@ def _mark(known_marks, known, messages, cuts, cut_characters, placed, places, ma
         marks[CHARACTER_CUTS, each] = (
             characters + placed[PLACED * new + CHARACTERS] + cut_characters[each + 1]
         )
-
-
-@lru_cache(maxsize=1)
-def entry_points() -> tuple[Callable[..., Any], ...]:
-    """Of ``write`` and ``mark``."""
-    if not _mark.signatures:
-        compile_all()
-    return entry_point(_write), entry_point(_mark)

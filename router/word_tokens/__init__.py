@@ -6,7 +6,7 @@ it stands, and text is mostly words that were met before: a compiled kernel cuts
 those that are new.
 """
 
-from router.word_tokens.tokenizer import WordTokens, word_tokens_of
+from router.word_tokens.tokenizer import MOST_PASSES, WordTokens, word_tokens_of
 from router.word_tokens.words import UnfitError
 
-__all__ = ["UnfitError", "WordTokens", "word_tokens_of"]
+__all__ = ["MOST_PASSES", "UnfitError", "WordTokens", "word_tokens_of"]

@@ -18,14 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from cache_index.kernel_set import KernelSet, entry_point, inlined, outlined
 from cache_index.kernels import machine_words
-from cache_index.kernels.machine_words import load64, pointer, swap_bytes, trailing_zeros, words_at
+from cache_index.kernels.machine_words import (
+    bytes_at,
+    ids_at,
+    load64,
+    swap_bytes,
+    trailing_zeros,
+    words_at,
+)
 from router.word_tokens import cutting
 from router.word_tokens.cutting import DEEPSEEK, EAST_ASIAN, INSIDE, UNSEEN, UNSURE, word_end
 
@@ -54,8 +60,6 @@ _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OUT_BYTES = types.Array(types.uint8, 1, "C")
 _INTEGERS = types.Array(types.int64, 1, "C")
 _OUT_IDS = types.Array(types.uint32, 1, "C")
-_bytes_at = pointer(types.uint8, ir.IntType(8))
-_ids_at = pointer(types.uint32, ir.IntType(32))
 
 
 @inlined
@@ -289,27 +293,28 @@ def _same_bytes(text, at, size, others, start):
     return same == size
 
 
-@_KERNELS.kernel(_BYTES, _INTEGER, _INTEGERS, _OUT_IDS, _INTEGERS)
-def _look_up(text, size, tables, tokens, places):
-    """The tokens of the first ``size`` bytes of a text. ``tables`` are `table_addresses`.
+@outlined
+def look_up(text, size, tables, tokens, places):
+    """The tokens of the first ``size`` bytes of a text. ``tables`` points to `table_addresses`.
 
     Of each added token, ``places`` gets where it begins and how many tokens stand in front of it, as far as there
-    is room. Returns how it went, and how many tokens there are, or the character that is unseen.
+    is room for such pairs; places behind all in what is left of it. Returns how it went, and how many tokens there
+    are, or the character that is unseen.
     """
     style, most_digits, longest, only_start = tables[0], tables[1], tables[2], tables[3]
-    kind_of = carray(_bytes_at(tables[4]), tables[5])
-    starts = carray(_bytes_at(tables[6]), (2, 0x100))
-    added = carray(_bytes_at(tables[8]), tables[9])
+    kind_of = carray(bytes_at(tables[4]), tables[5])
+    starts = carray(bytes_at(tables[6]), (2, 0x100))
+    added = carray(bytes_at(tables[8]), tables[9])
     added_ends = carray(words_at(tables[10]), tables[11])
     added_ids = carray(words_at(tables[12]), tables[13])
     used = carray(words_at(tables[14]), tables[15])
     entries = carray(words_at(tables[16]), tables[17])
-    words = carray(_bytes_at(tables[18]), tables[19])
-    ids = carray(_ids_at(tables[20]), tables[21])
+    words = carray(bytes_at(tables[18]), tables[19])
+    ids = carray(ids_at(tables[20]), tables[21])
     letters = carray(words_at(tables[22]), tables[23])
     pairs = carray(words_at(tables[24]), tables[25])
     whole = carray(words_at(tables[26]), tables[27])  # words that are one token whatever merges
-    whole_words = carray(_bytes_at(tables[28]), tables[29])
+    whole_words = carray(bytes_at(tables[28]), tables[29])
     text = text[:size]
     kinds = np.empty(size, np.uint8)
     outcome, character = _classify(text, kind_of, style, kinds)
@@ -368,6 +373,12 @@ def _look_up(text, size, tables, tokens, places):
     for rest in range(place, len(places), 2):
         places[rest] = _NEVER
     return DONE, count
+
+
+@_KERNELS.kernel(_BYTES, _INTEGER, _OUT_IDS)
+def _look_up(text, tables_address, tokens):
+    """`look_up` of a whole text."""
+    return look_up(text, len(text), words_at(tables_address), tokens, np.empty(0, np.int64))
 
 
 def table_addresses(

@@ -23,15 +23,12 @@ _BYTES_A_WORD, _IDS_A_WORD = 16, 8
 _LONGEST_WORD_BYTES = 256
 _LONG_S = "'\u017f"  # which may be a contraction where case does not matter
 _MOST_OTHERS = 16
-_MOST_PASSES = 512  # for characters of many scripts
+MOST_PASSES = 512  # for characters of many scripts
 _PROBES = (
     "Hello  world's\n\n  it'S 12345 67\t\tx \r\n end ",
     "naïve café 東京 12345 ½ \u00a0\u2003 é!? ...\n'll 'LL we'Re",
     "  def f(x):\n\treturn {'a': 1}  # ok\n\n\n",
 )
-
-
-_NOWHERE = np.empty(0, np.int64)
 
 
 @lru_cache(maxsize=1)
@@ -63,7 +60,7 @@ class WordTokens:
     """Token ids as a tokenizer gives them without special tokens around a text. Thread-safe.
 
     Texts with an added token of which nothing is known, or with something else that is not sure, are left to the
-    library.
+    library. Who calls a kernel with the ``tables_address`` holds the ``lock``.
     """
 
     def __init__(
@@ -85,7 +82,8 @@ class WordTokens:
         first = added.starts[0].nonzero()[0]
         only_start = first.item() if len(first) == 1 else -1
         self._tables = kernels.table_addresses(*cut, _LONGEST_WORD_BYTES, only_start, self._arrays)
-        self._lock = threading.Lock()
+        self.tables_address = int(self._tables.ctypes.data)
+        self.lock = threading.Lock()
 
     def tokens(self, text: str) -> Tokens | None:
         """None where the library has to be asked."""
@@ -96,31 +94,23 @@ class WordTokens:
         if len(data) > len(text) and not self.is_sure(text):
             return None
         tokens = np.empty(len(data), np.uint32)
-        count = self.write_tokens(np.frombuffer(data, np.uint8), len(data), tokens, _NOWHERE)
-        return None if count is None else tokens[:count].copy()
+        for _ in range(MOST_PASSES):
+            with self.lock:
+                outcome, count = self._look_up(np.frombuffer(data, np.uint8), self.tables_address, tokens)
+            if outcome == kernels.DONE:
+                return tokens[:count].copy()
+            if outcome == kernels.LEFT_TO_LIBRARY:
+                return None
+            self.learn(count)
+        return None
 
     def is_sure(self, text: str) -> bool:
         """Whether what is not ASCII in a text is looked up as the library would take it."""
         return _LONG_S not in text and not (self._to_nfc and not unicodedata.is_normalized("NFC", text))
 
-    def write_tokens(
-        self, text: NDArray[np.uint8], size: int, tokens: Tokens, places: NDArray[np.int64]
-    ) -> int | None:
-        """Put the tokens of the first ``size`` bytes of a text that `is_sure` into ``tokens``, which has room for
-        one a byte; returns how many, None where the library has to be asked.
-
-        Of the added tokens, ``places`` gets where each begins, and how many tokens stand in front of it, as far as
-        there is room for such pairs; places behind all in what is left of it.
-        """
-        for _ in range(_MOST_PASSES):
-            with self._lock:
-                outcome, count = self._look_up(text, size, self._tables, tokens, places)
-            if outcome == kernels.DONE:
-                return int(count)
-            if outcome == kernels.LEFT_TO_LIBRARY:
-                return None
-            _kinds().learn(count)
-        return None
+    def learn(self, character: int) -> None:
+        """Of the kinds of characters, what a kernel came upon as unseen."""
+        _kinds().learn(character)
 
 
 def word_tokens_of(

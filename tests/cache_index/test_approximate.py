@@ -45,8 +45,6 @@ def test_what_was_routed_is_assumed() -> None:
     assert list(residency.assume(ENGINE, NAMESPACE, chain(1, 2, 9), 1.0)) == [0, 0]
     assert residency.blocks(ENGINE) == 4
     assert residency.predicted == {ENGINE}
-    assert residency.is_predicted(ENGINE)
-    assert not residency.is_predicted(Holder("other"))
 
 
 def test_holders_that_were_not_added_are_left_alone() -> None:
@@ -125,7 +123,7 @@ def test_forgetting_and_removing() -> None:
     residency.assume(ENGINE, NAMESPACE, chain(1, 2), 0.0)
     assert matched(index, 1, 2) == 2
     residency.remove(ENGINE)
-    assert (matched(index, 1, 2), residency.predicted) == (0, frozenset())
+    assert (matched(index, 1, 2), residency.predicted) == (0, set())
 
 
 def test_what_was_learned_before_an_engine_was_lost_says_nothing_of_its_new_cache() -> None:

@@ -311,6 +311,23 @@ def test_models_share_no_tokens() -> None:
         assert check(reader, tokenizer, body) is not None
 
 
+def test_short_chats_of_several_models_one_after_the_other() -> None:
+    """What is remembered of the last chat is used only where it is the same."""
+    tokenizers = {"one": tokenizer_of(as_llama_3, CHATML), "two": tokenizer_of(as_qwen, TRIMMED)}
+    tokenizers["on"] = tokenizer_of(as_gpt2, ONLY_THE_LAST)
+    reader = PlainChats(lambda model: tokenizers[model].plain)
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.lists(st.tuples(st.sampled_from(sorted(tokenizers)), MESSAGES), max_size=6))
+    def run(chats: list[tuple[str, list[dict[str, str]]]]) -> None:
+        for model, messages in chats:
+            body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False).encode()
+            check(reader, tokenizers[model], body)
+
+    run()
+    assert check(reader, tokenizers["one"], body_of(["a", "b"]).replace(b'"m"', b'"one"')) is not None
+
+
 def test_known_chats_keep_to_their_memory() -> None:
     tokenizer = tokenizer_of(as_llama_3, CHATML)
     plain = tokenizer.plain
