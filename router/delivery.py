@@ -140,7 +140,7 @@ class Delivery(msgspec.Struct, eq=False):
         if self.attempts > 1:
             return
         services = self.services
-        services.retry_budget.requested(placement.model)
+        services.retry_budget.requests[placement.model] += 1
         if self._request.endpoint.computes:
             metrics, prompt = services.metrics, self._prompt
             metrics.token_source[prompt.source] += 1

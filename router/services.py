@@ -144,7 +144,9 @@ class RouterServices:
             settings.stall_timeout_s,
             settings.idle_timeout_s,
         )
-        self._tick_s = min(0.25, max(0.01, shortest_s / 20))  # how late a deadline may be noticed
+        self._tick_s = min(
+            0.25, max(0.01, shortest_s / 20)
+        )  # how late a limit may begin, and its end be noticed
 
     def start(self) -> None:
         """Begin to watch deadlines and idle connections."""

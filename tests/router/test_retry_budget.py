@@ -25,7 +25,7 @@ def test_no_more_attempts_than_the_burst_and_the_ratio(
     for model, arrives in events:
         if arrives:
             requests[model] += 1
-            budget.requested(model)
+            budget.requests[model] += 1
         elif budget.take(model):
             taken[model] += 1
         else:
