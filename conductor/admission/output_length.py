@@ -129,14 +129,13 @@ class OutputLengths:
         """
         model, route, tenant, latest = request.model, request.route, request.tenant, self._latest
         kind = (model, route, tenant)
-        if latest is None or not self._free or latest.kind != kind:
+        if latest is None or latest.kind != kind:
             self._settle()
-            if not self._free:
-                # Not to be forgotten for a finer kind of the same answer.
-                for key in ((model,), (model, route), kind):
-                    if key in self._rows:
-                        self._rows.move_to_end(key)
-            latest = None
+            # Not to be forgotten for a finer kind of the same answer.
+            for key in ((model,), (model, route), kind):
+                if key in self._rows:
+                    self._rows.move_to_end(key)
+            self._latest = latest = None
         # Finest first: the coarse kinds, which all requests share, end up as the most recent.
         prefix_row = -1 if prefix_key is None else self._row((model, route, tenant, prefix_key))
         if latest is None:
@@ -173,10 +172,18 @@ class OutputLengths:
             self._free -= 1
             row = self._free
         else:
-            _, row = self._rows.popitem(last=False)
-            self._counts[row] = 0.0
-            self._totals[row] = 0.0
+            row = self._forget_oldest()
         self._rows[key] = row
+        return row
+
+    def _forget_oldest(self) -> int:
+        """The row that is free then, empty; the coarse kinds observed last are younger than where they stand."""
+        key, row = self._rows.popitem(last=False)
+        while self._latest is not None and key == self._latest.kind[: len(key)]:
+            self._rows[key] = row
+            key, row = self._rows.popitem(last=False)
+        self._counts[row] = 0.0
+        self._totals[row] = 0.0
         return row
 
     def _saved(self) -> list[list[Any]]:
