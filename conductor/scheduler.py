@@ -162,7 +162,10 @@ class Scheduler:
             self._begin_answer(record, instance, now_s)
 
     def finished(self, placement_id: str, now_s: float, usage: Usage) -> None:
-        """The answer was sent completely."""
+        """The answer was sent completely; of one that is not streamed this is all that need be told."""
+        record = self._active.get(placement_id)
+        if record is not None and record.first_token_s is None:
+            self._circuits.succeeded(record.placement.decode.instance_id, placement_id, now_s)
         self._end(placement_id, now_s, "finished", usage)
 
     def cancelled(self, placement_id: str, now_s: float) -> None:

@@ -177,8 +177,9 @@ class Attempt(msgspec.Struct, eq=False):
                     self._tell_prefill_finished()
                 except RejectedError:
                     self._open = False  # too late: what it would have cost others has been paid
-            report = self.services.placements.first_token
-            self.delivery.tell(report, self.placement.placement_id, now_s)
+            if self._request.stream:  # else its end tells the same
+                report = self.services.placements.first_token
+                self.delivery.tell(report, self.placement.placement_id, now_s)
         return self.delivery.response_started(self, leg, head, now_s)
 
     def response_finished(self, usage: Usage | None, events: int, now_s: float) -> None:

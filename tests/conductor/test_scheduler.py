@@ -156,12 +156,17 @@ def test_repeated_errors_suspend_an_instance_for_a_while() -> None:
     assert scheduler.place(request(excluded=frozenset({"m1"})), 6.1).prefill.instance_id == "m0"
 
 
-def test_a_success_between_errors_forgives_them() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_success_between_errors_forgives_them(whole: bool) -> None:
     scheduler = make_scheduler("m")
     for _ in range(5):
         placement = scheduler.place(request(), 0.0)
         scheduler.failed(placement.placement_id, 0.0, InstanceFailure("m0", FailureKind.TIMEOUT, "slow"))
-        scheduler.first_token(scheduler.place(request(), 0.0).placement_id, 0.0)
+        answered = scheduler.place(request(streamed=not whole), 0.0).placement_id
+        if whole:
+            scheduler.finished(answered, 0.0, Usage())
+        else:
+            scheduler.first_token(answered, 0.0)
     assert scheduler.cluster["m0"].health is Health.UP
 
 

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from tests.router.conftest import MODEL
 from tests.router.without_sockets import Door, settled, without_ids
 
-BODY = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
-REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+def request(stream: bool) -> bytes:
+    body = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": stream})
+    return b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
 
 bodies = st.one_of(
     st.binary(max_size=40),
@@ -28,12 +31,12 @@ bodies = st.one_of(
 )
 
 
-async def answered(pieces: list[bytes]) -> tuple[bytes, list[tuple[str, Any]], int, bool]:
+async def answered(pieces: list[bytes], stream: bool) -> tuple[bytes, list[tuple[str, Any]], int, bool]:
     """What the client gets, what is told of it, idle connections to the engine, and whether the client's ends."""
     door = Door(answer=pieces)
     protocol, wire = door.client()
     before = len(door.services.pool.instance(door.target).idle)
-    protocol.data_received(REQUEST)
+    protocol.data_received(request(stream))
     await settled(30)
     kept = len(door.services.pool.instance(door.target).idle) - before
     outcome = without_ids(wire.written), list(door.placements.calls), kept, wire.closing
@@ -48,10 +51,13 @@ async def answered(pieces: list[bytes]) -> tuple[bytes, list[tuple[str, Any]], i
     st.sampled_from([b"", b"connection: close\r\n"]),
     bodies,
     st.integers(1, 10_000),
+    st.booleans(),
 )
-@example(b"200 OK", b"application/json", b"", b"", 1)
-@example(b"200 OK", b"application/json", b"", b"{}", 10)
-def test_whole_or_in_pieces(status: bytes, kind: bytes, more: bytes, body: bytes, cut: int) -> None:
+@example(b"200 OK", b"application/json", b"", b"", 1, False)
+@example(b"200 OK", b"application/json", b"", b"{}", 10, True)
+def test_whole_or_in_pieces(
+    status: bytes, kind: bytes, more: bytes, body: bytes, cut: int, stream: bool
+) -> None:
     head = b"HTTP/1.1 %b\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n" % (
         status,
         kind,
@@ -60,8 +66,9 @@ def test_whole_or_in_pieces(status: bytes, kind: bytes, more: bytes, body: bytes
     )
     answer = head + body
     place = 1 + cut % len(head)
-    whole = asyncio.run(answered([answer]))
-    assert asyncio.run(answered([answer[:place], answer[place:]] if answer[place:] else [answer])) == whole
+    pieces = [answer[:place], answer[place:]] if answer[place:] else [answer]
+    whole = asyncio.run(answered([answer], stream))
+    assert asyncio.run(answered(pieces, stream)) == whole
     if status < b"300":
-        assert [call for call, _ in whole[1]] == ["place", "first_token", "finished"]
+        assert [call for call, _ in whole[1]] == ["place", *["first_token"] * stream, "finished"]
         assert whole[0].endswith(body)
