@@ -114,7 +114,7 @@ class LMCacheDirectory:
         self._departed_at_s: dict[str, float] = {}
         self._streams: dict[str, _Stream] = {}
         self._namespaces: dict[ChunkSpace, Namespace] = {}
-        self._worlds: dict[tuple[str, str], dict[int, int]] = {}  # whole chunks, by model and salt, by world
+        self.chunks: dict[tuple[str, str], dict[int, int]] = {}  # whole chunks, by model and salt, by world
         self._stores: dict[tuple[str, str, str], _Store] = {}  # instance ("" when shared), tier, backend
         self._mounts: dict[str, frozenset[Holder]] = {}  # shared stores that a server told of
         self._lock = threading.Lock()
@@ -207,11 +207,6 @@ class LMCacheDirectory:
             self._change(stream, batch)
         return "applied"
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing is held of any model."""
-        return not self._worlds
-
     def match(
         self, model: str, tokens: Tokens, *, world: int | None = None, salt: str = ""
     ) -> NDArray[np.int32] | None:
@@ -220,7 +215,7 @@ class LMCacheDirectory:
         None when nothing of the model is held, which costs one look-up. ``world`` is the number of shards of
         the engine that asks (tensor times pipeline parallelism); None: of whatever engines stored.
         """
-        worlds = list(self._worlds.get((model, salt), ()))
+        worlds = list(self.chunks.get((model, salt), ()))
         if not worlds or (world is not None and world not in worlds):
             return None
         spaces = [ChunkSpace(model, salt, each) for each in (worlds if world is None else (world,))]
@@ -229,7 +224,7 @@ class LMCacheDirectory:
 
     def worlds(self, model: str, salt: str = "") -> list[int]:
         """Of how many shards the chunks are that are held of a model, most first."""
-        held = dict(self._worlds.get((model, salt), {}))
+        held = dict(self.chunks.get((model, salt), {}))
         return sorted(held, key=lambda world: -held[world])
 
     def stream_stats(self) -> list[StreamStats]:
@@ -319,12 +314,12 @@ class LMCacheDirectory:
             self._count(space, -1)
 
     def _count(self, space: ChunkSpace, chunks: int) -> None:
-        worlds = self._worlds.setdefault((space.model, space.salt), {})
+        worlds = self.chunks.setdefault((space.model, space.salt), {})
         worlds[space.world] = worlds.get(space.world, 0) + chunks
         if not worlds[space.world]:
             del worlds[space.world]
             if not worlds:
-                del self._worlds[space.model, space.salt]
+                del self.chunks[space.model, space.salt]
 
     def _store(self, batch: ObjectBatch) -> _Store:
         owner = "" if batch.shared else batch.instance_id

@@ -100,7 +100,7 @@ class PromptMatcher:
         if hashes is None:
             return self.match_tokens(namespace, tokens, cache_salt=cache_salt)[1]
         levels = self._index.match(namespace, hashes)
-        if self._lmcache is None or self._lmcache.is_empty:
+        if self._lmcache is None or not self._lmcache.chunks:
             return levels
         return self._with_lmcache(self._lmcache, levels, namespace, tokens, cache_salt)
 
@@ -109,7 +109,7 @@ class PromptMatcher:
     ) -> tuple[Hashes, Levels]:
         """The prompt's sequence hashes, and `match`."""
         hashes, levels = self._index.match_tokens(namespace, tokens, cache_salt=cache_salt)
-        if self._lmcache is None or self._lmcache.is_empty:
+        if self._lmcache is None or not self._lmcache.chunks:
             return hashes, levels
         return hashes, self._with_lmcache(self._lmcache, levels, namespace, tokens, cache_salt)
 

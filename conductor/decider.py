@@ -12,7 +12,7 @@ from conductor.admission import Gate
 from conductor.cluster import Cluster
 from conductor.costs import Floats, Ints
 from conductor.costs import kernels as k
-from conductor.costs.tables import DECODE, MIXED, PREFILL, PREFILL_SCALE
+from conductor.costs.tables import ACTIVE_DECODES, DECODE, MIXED, PREFILL, PREFILL_SCALE
 from conductor.estimates import Estimates, Estimator, roles_for
 from conductor.explanation import PlacementRecord
 from conductor.joint import MAX_TOGETHER, assign
@@ -178,7 +178,7 @@ class Decider:
             long_steps,
             skips_prefill,
             held_by_decode,
-            decode.active_decodes,
+            int(decode.head[ACTIVE_DECODES]),
             prefill,
             decode,
             roster.cache_groups[group] if group >= 0 else None,
