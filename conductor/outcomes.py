@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Final
 
 from conductor.explanation import PlacementRecord
-from conductor.placement import Objectives
+from conductor.placement import Objectives, PlacementRequest
 from conductor.rank import ReportedLoad
 from conductor.time_spread import magnitude
 
@@ -114,7 +115,7 @@ class Outcomes:
         if load.preemptions > before.preemptions:
             self._now(load.at_s).preemptions += load.preemptions - before.preemptions
 
-    def ended(self, record: PlacementRecord, objectives: Objectives) -> None:
+    def ended(self, record: PlacementRecord, objectives_of: Callable[[PlacementRequest], Objectives]) -> None:
         """A placement ended, in whatever way; its outcome and times are in the record."""
         ended_s, usage = record.ended_s, record.usage
         assert ended_s is not None
@@ -131,6 +132,7 @@ class Outcomes:
                 tally.cached_tokens += usage.cached_tokens
         if record.first_token_s is None or not record.request.streamed:
             return
+        objectives = objectives_of(record.request)
         ttft_s = record.first_token_s - record.placed_s
         met = ttft_s <= objectives.ttft_s
         tally.ttft_seen += 1
@@ -229,5 +231,5 @@ class Untold(Outcomes):
     def reported(self, before: ReportedLoad | None, load: ReportedLoad) -> None:
         pass
 
-    def ended(self, record: PlacementRecord, objectives: Objectives) -> None:
+    def ended(self, record: PlacementRecord, objectives_of: Callable[[PlacementRequest], Objectives]) -> None:
         pass

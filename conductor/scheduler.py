@@ -425,7 +425,7 @@ class Scheduler:
             learn=finished and request.streamed,
         )
         record.ended_s, record.outcome = now_s, outcome
-        self.outcomes.ended(record, self._decider.objectives_of(request))
+        self.outcomes.ended(record, self._decider.objectives_of)
         return record
 
 
