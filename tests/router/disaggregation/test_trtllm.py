@@ -57,7 +57,7 @@ async def test_the_context_servers_parameters_reach_the_generation_server(cluste
     assert asked == cluster.chat_document(stream=False, max_tokens=1)
     assert generation.received[0].body == b'{"disaggregated_params":' + FOR_GENERATION + b"," + body[1:]
     calls = [name for name, _ in door.placements.calls]
-    assert calls == ["place", "prefill_finished", "first_token", "finished"]
+    assert calls == ["place", "prefill_finished", *["first_token"] * stream, "finished"]
     assert door.placements.named("finished")[0].cached_tokens == 7
     assert door.sample("conductor_handoffs_without_transfer_total") == 0
 
@@ -92,7 +92,7 @@ async def test_what_cannot_be_split_goes_to_the_generation_server(
     assert not context.received
     assert generation.received[0].body == body
     assert door.sample("conductor_handoffs_without_transfer_total") == 1
-    assert [name for name, _ in door.placements.calls] == ["place", "first_token", "finished"]
+    assert [name for name, _ in door.placements.calls] == ["place", "finished"]
 
 
 @pytest.mark.parametrize("prompt", ["one", ["one"], [1, 2, 3], [[1, 2, 3]]])

@@ -90,7 +90,7 @@ async def test_both_legs_name_the_transfer(
     assert [name for name, _ in door.placements.calls] == [
         "place",
         "prefill_finished",
-        "first_token",
+        *["first_token"] * stream,
         "finished",
     ] * 2
 
