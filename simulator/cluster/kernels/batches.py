@@ -184,7 +184,9 @@ def next_run(state, engine, now_s):
         preempted = True
     decodes = row[E_DECODING]
     decode_s = speeds[G_PER_SEQUENCE] * decodes + speeds[G_PER_CONTEXT] * row[E_CONTEXT]
-    prompts_s = next_chunks(state, engine, row[E_CHUNK_TOKENS] - decodes, not preempted, now_s)
+    # Nothing is begun in a step that preempted, unless that left it empty: then nothing would bring about the next.
+    admits = not preempted or (decodes == 0 and row[E_PREFILLING] == 0)
+    prompts_s = next_chunks(state, engine, row[E_CHUNK_TOKENS] - decodes, admits, now_s)
     speeds[G_RUN_START_S], speeds[G_RUN_GROWTH_S] = now_s, 0.0
     steps = 1
     if row[E_CHUNKS] > 0:

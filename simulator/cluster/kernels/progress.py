@@ -167,7 +167,7 @@ def advance(state, now_s, until_s, patient):
         at_s = min(end_s, min(flow_s, timer_s))
         if at_s == np.inf and counters[C_NOTICES] > 0:
             return now_s
-        if at_s > until_s:
+        if at_s > until_s or at_s == np.inf:  # idle engines end at infinity, too
             return until_s
         now_s = max(now_s, at_s)
         while end_s <= now_s:

@@ -296,6 +296,21 @@ def test_what_streams_in_within_a_step_decodes_from_the_next_one_on() -> None:
     assert seen[1].tbt_s == pytest.approx(0.04)
 
 
+def test_what_was_loaded_begins_though_the_last_decode_of_its_engine_was_preempted() -> None:
+    # The load is there 100 ms after 9 s, within the step that ends at 9.1005: then the device is full, with 299
+    # tokens for what loads and 101 of the decode, which spoke first at 9.0605.
+    sent = [
+        Sent(request(0, 9.0, 298, 0), plan_blocks=10),
+        Sent(request(1, 9.0005, 60, 1, output=60)),
+    ]
+    seen = run(cluster(instance("m0", tiers=TIERS)), *flushed(0), *sent)
+    assert seen[0].loaded[Tier.HOST] == 100
+    assert seen[0].first_s == pytest.approx(9.1005 + 0.198)
+    # It said 41 tokens, five blocks of its prompt are still there; 18 of its answer follow the next one.
+    assert seen[1].preemptions == 1
+    assert seen[1].end_s == pytest.approx(9.2985 + 0.051 + 18 * 0.001)
+
+
 def encoding(codec: Codec, tier: Tier = Tier.HOST, name: str = "m0") -> InstanceSpec:
     plain = instance(name, tiers=TIERS)
     tiers = {**SPEEDS.tiers, tier: replace(SPEEDS.tiers[tier], codec=codec)}
