@@ -111,7 +111,7 @@ class Office:
         links = () if self.desk is None else self.desk.links
         return [
             scheduler.active_placements,
-            scheduler._circuits._probes,
+            scheduler._circuits.probes,
             services.keys.accounts["k"].tenant.active,
             len(services.line),
             services.line._tickets,
