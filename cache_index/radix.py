@@ -199,12 +199,8 @@ class CacheIndex:
         """
         of, gone = lost or (namespace, _NO_KEYS)
         gone, hashes = _contiguous(gone, _U64), _contiguous(hashes, _U64)
-        before, after, slots, address = (
-            of.domain_word,
-            namespace.domain_word,
-            self._slots,
-            self._arrays.address,
-        )
+        before, after = of.domain_word, namespace.domain_word
+        slots, address = self._slots, self._arrays.address
         blocks, done = len(gone) + len(hashes), 0
         with self._lock:
             slot = slots.of(holder, Tier.DEVICE)

@@ -144,9 +144,8 @@ class RouterServices:
             settings.stall_timeout_s,
             settings.idle_timeout_s,
         )
-        self._tick_s = min(
-            0.25, max(0.01, shortest_s / 20)
-        )  # how late a limit may begin, and its end be noticed
+        # How late a limit may begin, and its end be noticed.
+        self._tick_s = min(0.25, max(0.01, shortest_s / 20))
 
     def start(self) -> None:
         """Begin to watch deadlines and idle connections."""

@@ -20,10 +20,10 @@ from conductor.costs import tables as t
 from conductor.placement import PlacementRequest
 from conductor.policies.candidates import Candidates, Choice
 
-# Predictions move slowly, and are made for every request: one holds for a part of the answers seen,
-# at most so many.
-_HOLDS_FOR = 1 / 8
-_HOLDS_AT_MOST = 32
+# Predictions move slowly, and are made for every request: one holds for this share of the answers seen so far,
+# at most for so many.
+_HOLDS_SHARE = 1 / 8
+_HOLDS_AT_MOST_ANSWERS = 32
 _MOST_REMEMBERED = 4_096
 
 
@@ -53,7 +53,7 @@ class Gate:
             tokens = round(self.lengths.predict(request, beginning).mean_tokens) or 1
             self._remembered[key] = (
                 tokens,
-                self._observed + min(int(self._observed * _HOLDS_FOR), _HOLDS_AT_MOST),
+                self._observed + min(int(self._observed * _HOLDS_SHARE), _HOLDS_AT_MOST_ANSWERS),
             )
         return tokens
 
