@@ -15,7 +15,7 @@ from front_door_process import FrontDoor, free_port, front_door
 
 pytest.importorskip("playwright")
 from browsing import CHROMIUM, Watched, browser, watched_page
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 pytestmark = [
     pytest.mark.slow,
@@ -273,6 +273,31 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab(chromium: Browser, keyed: F
         assert opened.origins() == {keyed.url}
         assert not any(KEY in url or "not-the-key" in url for url in opened.urls)
     assert KEY not in keyed.log.read_text()
+
+
+def test_a_late_answer_to_a_former_key_is_not_heard(chromium: Browser, keyed: FrontDoor) -> None:
+    with watched_page(chromium) as opened:
+        page = opened.page
+        held: list[Route] = []
+
+        def hold_one(route: Route) -> None:
+            if not held and route.request.headers.get("authorization") == "Bearer former":
+                held.append(route)
+            else:
+                route.continue_()
+
+        page.route("**/v1/**", hold_one)
+        page.goto(f"{keyed.url}/ui")
+        page.get_by_label("Key", exact=True).fill("former")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-fault")).to_have_text("The API key is not known here.")
+        page.get_by_label("Key", exact=True).fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-dialog")).to_be_hidden()
+        held[0].fulfill(status=401, json={"error": {"message": "too late"}})
+        expect(page.locator("article")).to_have_count(3)
+        expect(page.locator("#figures .figure")).to_have_count(8)
+        expect(page.locator("#key-dialog")).to_be_hidden()
 
 
 def test_an_instance_is_drained(chromium: Browser, keyed: FrontDoor) -> None:

@@ -79,7 +79,7 @@ at("key-form").addEventListener("submit", (event) => {
   key.set(given);
   at("sign-out").hidden = false;
   at("key-dialog").close();
-  for (const each of feeds) each.now();
+  for (const each of feeds) each.again();
 });
 at("key-dialog").addEventListener("cancel", (event) => event.preventDefault());
 at("sign-out").hidden = !key.get();

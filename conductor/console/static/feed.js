@@ -27,6 +27,11 @@ export class Feed {
 
   turn(path) {
     this.path = path;
+    this.again();
+  }
+
+  // Not what is on its way, but anew: as after another key, that the answer to the former is not about.
+  again() {
     this.asking?.abort();
     this.asking = null;
     this.now();
