@@ -105,10 +105,15 @@ class PromptMatcher:
         return self._with_lmcache(self._lmcache, levels, namespace, tokens, cache_salt)
 
     def match_tokens(
-        self, namespace: Namespace, tokens: Tokens, *, cache_salt: str | None = None
+        self,
+        namespace: Namespace,
+        tokens: Tokens,
+        *,
+        cache_salt: str | None = None,
+        known: Hashes | None = None,
     ) -> tuple[Hashes, Levels]:
-        """The prompt's sequence hashes, and `match`."""
-        hashes, levels = self._index.match_tokens(namespace, tokens, cache_salt=cache_salt)
+        """The prompt's sequence hashes, of which the first may be ``known``, and `match`."""
+        hashes, levels = self._index.match_tokens(namespace, tokens, cache_salt=cache_salt, known=known)
         if self._lmcache is None or not self._lmcache.chunks:
             return hashes, levels
         return hashes, self._with_lmcache(self._lmcache, levels, namespace, tokens, cache_salt)

@@ -236,9 +236,14 @@ class CacheIndex:
         return levels
 
     def match_tokens(
-        self, namespace: Namespace, tokens: Tokens, *, cache_salt: str | None = None
+        self,
+        namespace: Namespace,
+        tokens: Tokens,
+        *,
+        cache_salt: str | None = None,
+        known: Hashes | None = None,
     ) -> tuple[Hashes, NDArray[np.int32]]:
-        """`sequence_hashes` of a prompt, and `match` of them."""
+        """`sequence_hashes` of a prompt, of which the first may be ``known``, and `match` of them."""
         tokens = _contiguous(tokens, _U32)
         block_size, domain = namespace.block_size, namespace.domain_word
         hashes = _empty(len(tokens) // block_size, _U64)
@@ -252,6 +257,7 @@ class CacheIndex:
                 DEFAULT_SEED,
                 self._secrets,
                 folds,
+                _NO_KEYS if known is None else _contiguous(known, _U64),
                 domain,
                 hashes,
                 levels,

@@ -58,6 +58,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     ``prompt_tokens`` is their number, or an estimate when they are unknown.
     ``token_fallback`` says why they do not come from a better source.
     ``hashes`` stand for the tokens where only they are known: sequence hashes of ``hashes_block_size`` tokens.
+    ``known_hashes`` are those of the tokens' leading full blocks, by block size, as far as they were worked out.
     ``prefill_on`` fixes the prefill rank, and leaves only the decode rank to choose.
     ``excluded`` names instances that already failed this request.
     ``hedge_of`` is the placement of this request that goes on, and beside which another one is asked for.
@@ -87,6 +88,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, gc=False):
     arrived_s: float | None = None
     ttft_objective_s: float | None = None
     tbt_objective_s: float | None = None
+    known_hashes: dict[int, Hashes] = {}
     hashes: Hashes | None = None
     hashes_block_size: int | None = None
     prefill_on: Holder | None = None

@@ -17,30 +17,21 @@ from conductor.shared_pools import SharedPool, SharedPools
 
 Levels = NDArray[np.int32]
 
-# The latest request's, for they are asked for several times a placement, by block size.
-_latest: tuple[PlacementRequest | None, dict[int, Hashes]] = (None, {})
-
 
 def hashes_of(request: PlacementRequest, block_size: int) -> Hashes | None:
     """Sequence hashes of a prompt's full blocks; None where neither they nor the tokens are known.
 
-    Those of one request are computed once per block size, as long as no other is asked for.
+    Those of one request are computed once per block size.
     """
-    global _latest
-    latest, by_block_size = _latest
-    if latest is request:
-        hashes = by_block_size.get(block_size)
-        if hashes is not None:
-            return hashes
     if request.hashes is not None:
         return request.hashes if request.hashes_block_size == block_size else None
-    if not len(request.tokens):
+    tokens = request.tokens
+    if not len(tokens):
         return None
-    hashes = sequence_hashes(request.tokens, block_size, cache_salt=request.cache_salt)
-    if latest is request:
-        by_block_size[block_size] = hashes
-    else:
-        _latest = request, {block_size: hashes}
+    hashes = request.known_hashes.get(block_size)
+    if hashes is None or len(hashes) < len(tokens) // block_size:
+        hashes = sequence_hashes(tokens, block_size, cache_salt=request.cache_salt)
+        request.known_hashes[block_size] = hashes
     return hashes
 
 
@@ -78,20 +69,19 @@ class IndexLookup:
         self.prefill_ended = self._expected.ended
 
     def levels(self, request: PlacementRequest, group: CacheGroup) -> Levels | None:
-        global _latest
         namespace = group.namespace
         if request.cache_tenant != namespace.tenant:
             namespace = namespace_of(request, group)
-        tokens = request.tokens
-        if request.hashes is not None or not len(tokens) or _latest[0] is request:
-            known = hashes_of(request, namespace.block_size)
-            if known is None:
-                return None
-            hashes = known
-            levels = self._matcher.match(namespace, tokens, cache_salt=request.cache_salt, hashes=hashes)
+        tokens, block_size, salt = request.tokens, namespace.block_size, request.cache_salt
+        hashes = request.known_hashes.get(block_size)
+        if request.hashes is None and (0 if hashes is None else len(hashes)) < len(tokens) // block_size:
+            hashes, levels = self._matcher.match_tokens(namespace, tokens, cache_salt=salt, known=hashes)
+            request.known_hashes[block_size] = hashes
         else:
-            hashes, levels = self._matcher.match_tokens(namespace, tokens, cache_salt=request.cache_salt)
-            _latest = request, {namespace.block_size: hashes}
+            hashes = hashes_of(request, block_size)
+            if hashes is None:
+                return None
+            levels = self._matcher.match(namespace, tokens, cache_salt=salt, hashes=hashes)
         if self._pools is not None:
             self._pools.raise_levels(levels)
         if len(hashes) >= STRIDE:

@@ -37,4 +37,5 @@ def placement_question(
         arrived_s,
         terms.ttft_objective_s,
         terms.tbt_objective_s,
+        prompt.known_hashes,
     )

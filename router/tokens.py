@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import structlog
 
-from conductor.placement import Tokens, TokenSource
+from conductor.placement import Hashes, Tokens, TokenSource
 from router.errors import TokenizationError
 from router.inference import Endpoint, InferenceRequest, first_prompt, truncated
 
@@ -50,13 +50,15 @@ NO_TOKENS: Tokens = np.empty(0, dtype=np.uint32)
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     """``prompt_tokens`` is exact, or an estimate when ``source`` is ``none``.
 
-    ``fallback`` says why no better source was used, where there is one.
+    ``fallback`` says why no better source was used, where there is one. ``known_hashes`` are as those of the
+    `PlacementRequest`.
     """
 
     tokens: Tokens
     prompt_tokens: int
     source: TokenSource
     fallback: str | None = None
+    known_hashes: dict[int, Hashes] = {}
 
 
 class EngineTokenizer:

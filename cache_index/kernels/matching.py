@@ -151,8 +151,24 @@ def match(address, hashes, domain, levels):
     return match_chain(address, hashes, domain, levels)
 
 
-@kernel(STATE, IN_U32, INTEGER, WORD, STATE, IN_U64, WORD, OUT_U64, OUT_I32, nogil=False)
-def match_tokens(address, tokens, block_size, seed, secrets, folds, domain, hashes, levels):
-    """`hash_chain` of a whole prompt into ``hashes``, then `match`; ``secrets`` is where they are."""
-    roll(tokens.ctypes.data, block_size, seed, secrets, ZERO, folds, hashes)
+@kernel(STATE, IN_U32, INTEGER, WORD, STATE, IN_U64, IN_U64, WORD, OUT_U64, OUT_I32, nogil=False)
+def match_tokens(address, tokens, block_size, seed, secrets, folds, known, domain, hashes, levels):
+    """`hash_chain` of a whole prompt into ``hashes``, then `match`; ``secrets`` is where they are.
+
+    ``known`` are the first of the hashes.
+    """
+    blocks = known.shape[0]
+    parent = ZERO
+    if blocks > 0:
+        hashes[:blocks] = known
+        parent = known[blocks - 1]
+    roll(
+        tokens.ctypes.data + 4 * block_size * blocks,
+        block_size,
+        seed,
+        secrets,
+        parent,
+        folds[blocks:],
+        hashes[blocks:],
+    )
     return match_chain(address, hashes, domain, levels)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from conductor.placement import Tokens
+from conductor.placement import Hashes, Tokens
 from router.plain_chats import kernels
 from router.plain_chats.writing import ENDS, NO_CUT, TOKEN_CUTS
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 LONG_BYTES = 2_048  # of a body that is worth it
 _NAME_BYTES = 64
+_HASH_BYTES = 8
 _ENTRY_BYTES = 1_200  # of a dictionary's slot, a link of the order, and the heads of some objects
 
 
-@dataclass(frozen=True, slots=True)
-class KnownChat:
+class KnownChat(msgspec.Struct, frozen=True, gc=False):
     """A body, its tokens, and the ``marks`` of its messages: see `writing`.
 
-    ``facts`` are what the body says in front of its messages: see `scanning`.
+    ``facts`` are what the body says in front of its messages: see `scanning`. ``hashes`` are the sequence hashes of
+    the tokens' full blocks, by block size, as far as placing the chat came to work them out.
     """
 
     body: bytes | bytearray
@@ -39,10 +40,17 @@ class KnownChat:
     roles: bytes
     marks: NDArray[np.int64]
     tokens: Tokens
+    hashes: dict[int, Hashes]
 
-    @property
-    def cost_bytes(self) -> int:
-        return sys.getsizeof(self.body) + self.tokens.nbytes + self.marks.nbytes + _ENTRY_BYTES
+    def hashes_of_first(self, tokens: int) -> dict[int, Hashes]:
+        """Of the full blocks of so many."""
+        return {size: hashes[: tokens // size] for size, hashes in tuple(self.hashes.items())}
+
+    def cost_bytes(self, block_sizes: tuple[int, ...]) -> int:
+        """With hashes of such blocks, which nobody may have worked out yet."""
+        tokens = self.tokens
+        hashes = sum([_HASH_BYTES * (tokens.size // size) for size in block_sizes])
+        return sys.getsizeof(self.body) + tokens.nbytes + self.marks.nbytes + hashes + _ENTRY_BYTES
 
 
 class KnownChats:
@@ -51,8 +59,10 @@ class KnownChats:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         # By some bytes in the latter half of each: chats that begin alike differ there, turns of one do not.
-        self._kept: OrderedDict[bytes, KnownChat] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[KnownChat, int]] = OrderedDict()  # and what it costs
         self.kept_bytes = 0
+        self._block_sizes: tuple[int, ...] = ()  # of hashes, as of the chats that were placed lately
+        self._latest_hashes: dict[int, Hashes] = {}
         self._lock = threading.Lock()
         self._same_bytes = kernels.entry_points()[3]
 
@@ -62,10 +72,11 @@ class KnownChats:
         while size >= LONG_BYTES:
             name = _name(body, size)
             with self._lock:
-                known = self._kept.get(name)
-                if known is not None:
+                kept = self._kept.get(name)
+                if kept is not None:
                     self._kept.move_to_end(name)
-            if known is not None:
+            if kept is not None:
+                known = kept[0]
                 marks = known.marks
                 common = int(marks[ENDS].searchsorted(self._same_bytes(data, known.data), "right"))
                 while common and marks.item(TOKEN_CUTS, common - 1) == NO_CUT:
@@ -76,23 +87,29 @@ class KnownChats:
         return None, 0
 
     def keep(self, chat: KnownChat) -> None:
-        size, cost_bytes = _half_of(chat.marks.item(ENDS, -1)), chat.cost_bytes
-        if size < LONG_BYTES or cost_bytes > self._max_bytes:
+        size = _half_of(chat.marks.item(ENDS, -1))
+        if size < LONG_BYTES:
             return
         name = _name(chat.body, size)
         with self._lock:
+            self._block_sizes = tuple(self._latest_hashes) or self._block_sizes
+            self._latest_hashes = chat.hashes
+            cost_bytes = chat.cost_bytes(self._block_sizes)
+            if cost_bytes > self._max_bytes:
+                return
             self._forget(name)
-            self._kept[name] = chat
+            self._kept[name] = chat, cost_bytes
             self.kept_bytes += cost_bytes
             chat.prompts.kept_bytes += cost_bytes
             while self.kept_bytes > self._max_bytes:
                 self._forget(next(iter(self._kept)))
 
     def _forget(self, name: bytes) -> None:
-        chat = self._kept.pop(name, None)
-        if chat is not None:
-            self.kept_bytes -= chat.cost_bytes
-            chat.prompts.kept_bytes -= chat.cost_bytes
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            chat, cost_bytes = kept
+            self.kept_bytes -= cost_bytes
+            chat.prompts.kept_bytes -= cost_bytes
 
 
 def _half_of(size: int) -> int:

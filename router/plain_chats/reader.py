@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from conductor.placement import Tokens
+from conductor.placement import Hashes, Tokens
 from router.inference import Endpoint, InferenceRequest
 from router.plain_chats import kernels as k
 from router.plain_chats import scanning as s
@@ -29,16 +29,20 @@ _MOST_BODY_BYTES = 1 << 20
 
 
 class PlainChat(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a body. ``tokens`` is None where :meth:`PlainChats.tokenize` has to be asked for them."""
+    """What is read of a body. ``tokens`` is None where :meth:`PlainChats.tokenize` has to be asked for them.
+
+    ``known_hashes`` are as those of the `PlacementRequest`; what is added to them the chat's next turn begins with.
+    """
 
     request: InferenceRequest
     tokens: Tokens | None
+    known_hashes: dict[int, Hashes]
 
 
-# Whether a body is a plain chat, and its tokens unless there are too many; of its answer, whether it is to be
-# streamed, and the most tokens, -1 where the body does not say.
-_Found = tuple[bool, Tokens | None, bool, int]
-_NOT_PLAIN: _Found = (False, None, False, -1)
+# Whether a body is a plain chat, its tokens unless there are too many, and their known hashes; of its answer,
+# whether it is to be streamed, and the most tokens, -1 where the body does not say.
+_Found = tuple[bool, Tokens | None, dict[int, Hashes], bool, int]
+_NOT_PLAIN: _Found = (False, None, {}, False, -1)
 
 
 class _Reading(NamedTuple):
@@ -80,13 +84,14 @@ class PlainChats:
                 outcome, count, stream, limit = self._read_short(body, workspace.address, k.SCAN)
             is_plain = outcome == DONE or (count := self._count(body, workspace, outcome, count)) is not None
             tokens = workspace.tokens[:count].copy() if is_plain else None
+            hashes: dict[int, Hashes] = {}
         else:
-            is_plain, tokens, stream, limit = self._long_chat(body, workspace, most_new)
+            is_plain, tokens, hashes, stream, limit = self._long_chat(body, workspace, most_new)
         chat = None
         if is_plain:
             most = None if limit < 0 else limit
             request = InferenceRequest(Endpoint.CHAT, body, None, workspace.model, stream, most, None)
-            chat = PlainChat(request, tokens)
+            chat = PlainChat(request, tokens, hashes)
         self._workspaces.append(workspace)
         return chat
 
@@ -144,15 +149,17 @@ class PlainChats:
                 return _NOT_PLAIN
             if shared < common:
                 return self._read_behind(body, data, known, shared, workspace, most_new)
-        tokens = None
+        tokens: Tokens | None = None
+        hashes: dict[int, Hashes] = {}
         if len(body) - behind <= most_new:
             if not _holds(layout, body, workspace.messages, common):
                 return _NOT_PLAIN
             count = _settled(read, workspace, outcome, number)
             if count is None:
                 return _NOT_PLAIN
-            tokens = self._kept(_Reading(body, data, layout, roles, known, common, workspace), count)
-        return True, tokens, stream, limit
+            reading = _Reading(body, data, layout, roles, known, common, workspace)
+            tokens, hashes = self._kept(reading, count)
+        return True, tokens, hashes, stream, limit
 
     def _layout(self, body: bytes | bytearray, workspace: Workspace, roles: bytes) -> Layout | None:
         """What is written around contents of messages with these roles; None where the library has to be asked.
@@ -170,19 +177,21 @@ class PlainChats:
         workspace.work[k.LAYOUT_AT] = layout.words.ctypes.data
         return layout
 
-    def _kept(self, reading: _Reading, count: int) -> Tokens:
-        """The tokens, those that were known first; and remember what a next turn begins with."""
+    def _kept(self, reading: _Reading, count: int) -> tuple[Tokens, dict[int, Hashes]]:
+        """The tokens and their known hashes; and remember what a next turn begins with."""
         body, data, layout, roles, known, common, workspace = reading
         prompts = workspace.prompts
         assert prompts is not None
         new = workspace.tokens[:count]
         if known is None:
-            tokens = new.copy()
+            tokens, hashes = new.copy(), {}
         else:
-            tokens = np.concatenate((_front(known, common), new))
+            known_tokens = known.marks.item(TOKEN_CUTS, common - 1)
+            tokens = np.concatenate((known.tokens[:known_tokens], new))
+            hashes = known.hashes_of_first(known_tokens)
             prompts.known_characters += known.marks.item(CHARACTER_CUTS, common - 1)
         if not layout.in_turn:
-            return tokens
+            return tokens, hashes
         marks = np.empty((MARKS, len(roles)), np.int64)
         self._mark(
             marks if known is None else known.marks,
@@ -195,8 +204,8 @@ class PlainChats:
             marks,
         )
         facts = workspace.facts_before.copy()
-        self._known.keep(KnownChat(body, data, prompts, layout, facts, roles, marks, tokens))
-        return tokens
+        self._known.keep(KnownChat(body, data, prompts, layout, facts, roles, marks, tokens, hashes))
+        return tokens, hashes
 
 
 def _settled(
@@ -227,10 +236,6 @@ def _settled(
         with workspace.lock:
             outcome, number, _, _ = read(stage)
     return None
-
-
-def _front(known: KnownChat, common: int) -> Tokens:
-    return known.tokens[: known.marks.item(TOKEN_CUTS, common - 1)]
 
 
 def _holds(layout: Layout, body: bytes | bytearray, messages: NDArray[np.int64], common: int) -> bool:

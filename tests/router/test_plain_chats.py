@@ -142,7 +142,7 @@ def test_what_is_read_is_what_the_libraries_make_of_it(maker: Callable[[], Token
         read.append(check(reader, tokenizer, body) is not None)
 
     run()
-    assert sum(read) > len(read) / 10  # else it shows nothing
+    assert sum(read) >= 10  # else it shows nothing
 
 
 @st.composite
