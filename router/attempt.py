@@ -16,7 +16,7 @@ from router.disaggregation import Handoff, HandoffError, JointHandoff, PrefillAn
 from router.disaggregation.bodies import forwarded_body
 from router.disaggregation.bootstrap import bootstrap_head, bootstrap_target
 from router.framing import ResponseHead
-from router.inference import Endpoint, InferenceRequest
+from router.inference import Body, Endpoint, InferenceRequest
 from router.legs import BootstrapLeg, DecodeLeg, Leg, PrefillLeg
 from router.refusals import misconfigured
 from router.services import logger
@@ -103,7 +103,7 @@ class Attempt(msgspec.Struct, eq=False):
         self.services.metrics.handoffs_without_transfer += 1
         self._start_decode(forwarded_body(self._request, self.placement.model))
 
-    def _start_decode(self, body: bytes | bytearray) -> None:
+    def _start_decode(self, body: Body) -> None:
         target = self.placement.decode
         head = self.delivery.engine_head(target, len(body), beside=self.beside)
         limit_s = self.services.settings.first_byte_timeout_s

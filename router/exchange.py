@@ -17,7 +17,7 @@ from router.error_shapes import error_shape
 from router.errors import RequestError, internal_error, status_line, too_long
 from router.framing import ResponseHead
 from router.heads import changed_response_head, placement_fields
-from router.inference import InferenceRequest
+from router.inference import Body, InferenceRequest
 from router.passed_tokens import with_token_ids
 from router.placement_view import placement_view
 from router.request_head import RequestHead
@@ -68,14 +68,14 @@ class Exchange:
     message_event = _Unheard()
     delivery_kind: ClassVar[type[Delivery]] = Delivery
 
-    def __init__(self, door: FrontDoorProtocol, head: RequestHead, body: bytes | None = None) -> None:
+    def __init__(self, door: FrontDoorProtocol, head: RequestHead, body: Body | None = None) -> None:
         """``body``, where all of it is here and it is no longer than it may be."""
         services = door.services
         self.door = door
         self.services: RouterServices = services
         self.head = head
         self.keep_alive = head.keep_alive
-        self.body: bytes | bytearray = body or b""
+        self.body: Body = body or b""
         self.more_body = body is None
         self.response_complete = False
         self.status = 0
@@ -188,6 +188,7 @@ class Exchange:
             self.trace.tokenizing(request)
         view, prompt = request, None
         if chat is None:
+            self.body = request.body  # not twice, where it had to be copied
             seen, fallback = self._view(request)
             if seen is None:
                 self._deliver(request, untokenized(request, fallback), terms)

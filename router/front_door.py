@@ -19,7 +19,7 @@ from router.errors import RequestError, status_line
 from router.exchange import Exchange
 from router.framing import MAX_HEAD_BYTES
 from router.heads import Headers
-from router.inference import PATHS, Endpoint
+from router.inference import PATHS, Body, Endpoint
 from router.known_heads import CutHead, KnownHead
 from router.pick_exchange import PREFIX, PickExchange
 from router.request_head import RequestHead
@@ -33,6 +33,7 @@ _ROUTES: Final[dict[bytes, tuple[Endpoint, type[Exchange]]]] = {
 
 _SMALL_PIECE_BYTES: Final = 4_096
 _PIECE_BYTES: Final = 65_536
+_VIEWED_BYTES: Final = 32_768  # of a body: copying less is quicker than what a view costs
 
 
 class FrontDoorProtocol(HttpToolsProtocol):
@@ -112,7 +113,10 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if end - start > services.settings.max_body_bytes:
             return data
         whole = end <= len(data)
-        self.cycle = exchange = known.kind(self, known.head, data[start:end] if whole else None)
+        body: Body | None = None
+        if whole:
+            body = data[start:end] if end - start < _VIEWED_BYTES else memoryview(data)[start:end]
+        self.cycle = exchange = known.kind(self, known.head, body)
         if services.keys is not None:
             exchange.authenticate(services.keys)
         exchange.activate()

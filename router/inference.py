@@ -78,12 +78,15 @@ _CHECKS: Final[dict[Endpoint, Callable[[dict[str, Any]], None]]] = {
     Endpoint.DETOKENIZE: request_fields.check_detokenize,
 }
 
+# Of a request. A long one may be a view of all that was read with it, which is quicker than a copy.
+Body = bytes | bytearray | memoryview
+
 
 class InferenceRequest(msgspec.Struct, gc=False):
     """``body`` are the bytes the client sent, ``parsed`` what they say, unless that has been forgotten."""
 
     endpoint: Endpoint
-    body: bytes | bytearray
+    body: Body
     parsed: dict[str, Any] | None
     model: str
     stream: bool

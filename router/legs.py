@@ -14,6 +14,7 @@ from router.usage import usage_from_tail
 
 if TYPE_CHECKING:
     from router.attempt import Attempt
+    from router.inference import Body
 
 _SMALL_PIECE_BYTES = 32  # "[DONE]" and the last chunk arrive in pieces of this size: no usage in them
 # Finds them in half the time that bytes.count takes for two bytes.
@@ -43,9 +44,7 @@ class Leg:
         "target",
     )
 
-    def __init__(
-        self, attempt: Attempt, target: Target, head: bytes, body: bytes | bytearray, limit_s: float
-    ) -> None:
+    def __init__(self, attempt: Attempt, target: Target, head: bytes, body: Body, limit_s: float) -> None:
         """``limit_s`` is how long its answer may take."""
         self.attempt = attempt
         self.target = target

@@ -7,9 +7,12 @@ Engines and clients sleep while this process computes; of writes in a row, only 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
+
+if TYPE_CHECKING:
+    from router.inference import Body
 
 logger = structlog.get_logger("router")
 
@@ -27,7 +30,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.turn = 0
-        self._waiting: list[tuple[asyncio.WriteTransport, bytes, bytes | bytearray | None]] = []
+        self._waiting: list[tuple[asyncio.WriteTransport, bytes, Body | None]] = []
 
     def write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         """Write soon, and in order; not at all when the transport has been closed by then."""
@@ -38,7 +41,7 @@ class Outbox:
         if len(waiting) >= _MOST_WRITES or len(data) >= _LONG_BYTES:
             self.flush()
 
-    def write_both(self, transport: asyncio.WriteTransport, data: bytes, more: bytes | bytearray) -> None:
+    def write_both(self, transport: asyncio.WriteTransport, data: bytes, more: Body) -> None:
         """Write at once, behind all that waits; ``more`` is long, and not copied."""
         self._waiting.append((transport, data, more))
         self.flush()

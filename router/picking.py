@@ -14,7 +14,7 @@ from conductor.placement import Placement, PlacementError, PlacementRequest, Tar
 from router.disaggregation.bodies import forwarded_body
 from router.errors import RequestError
 from router.heads import Headers, client_request_id
-from router.inference import PATHS, Endpoint, InferenceRequest
+from router.inference import PATHS, Body, Endpoint, InferenceRequest
 from router.picks import Pick
 from router.placement_question import placement_question
 from router.placement_view import placement_view
@@ -52,7 +52,7 @@ class Picked:
     placement: Placement
     asked: PlacementRequest
     pick: Pick | None
-    body: bytes | bytearray | None = None
+    body: Body | None = None
     grant: Grant | None = None
 
     @property

@@ -26,7 +26,7 @@ from conductor.placement import (
 from router.api_keys import KeyRing
 from router.cors import CorsPolicy
 from router.hedging import FirstBytes
-from router.inference import Endpoint, InferenceRequest, parse_inference
+from router.inference import Body, Endpoint, InferenceRequest, parse_inference
 from router.known_bodies import KnownBodies
 from router.known_heads import KnownHeads
 from router.line import AtOnce, Dispatch, Line
@@ -193,11 +193,13 @@ class RouterServices:
             self._only_model, self._only_model_until_s = models[0], now_s + _REMEMBERED_S
         return self._only_model
 
-    def read(self, endpoint: Endpoint, body: bytes | bytearray) -> tuple[InferenceRequest, PlainChat | None]:
+    def read(self, endpoint: Endpoint, body: Body) -> tuple[InferenceRequest, PlainChat | None]:
         """A request, and what is known of its prompt without parsing it. Raises RequestError (400)."""
         chat = self.tokens.plain_chat(body) if endpoint is Endpoint.CHAT else None
         if chat is not None:
             return chat.request, chat
+        if isinstance(body, memoryview):
+            body = bytes(body)
         return parse_inference(endpoint, body, self.only_model, read=self._known_bodies.read), None
 
     def _tick(self) -> None:

@@ -17,7 +17,7 @@ import structlog
 
 from conductor.placement import Hashes, Tokens, TokenSource
 from router.errors import TokenizationError
-from router.inference import Endpoint, InferenceRequest, first_prompt, truncated
+from router.inference import Body, Endpoint, InferenceRequest, first_prompt, truncated
 
 if TYPE_CHECKING:
     from router.metrics import RouterMetrics
@@ -119,7 +119,7 @@ class TokenService:
         self._logged: set[tuple[str, TokenSource]] = set()
         self._plain: PlainChats | None = None
         # Reads a chat's body without parsing it; None where it must be parsed, whatever is in it.
-        self.plain_chat: Callable[[bytes | bytearray], PlainChat | None] = _not_plain
+        self.plain_chat: Callable[[Body], PlainChat | None] = _not_plain
         if any(each.plain is not None for each in self._tokenizers.values()):
             from router.plain_chats import PlainChats
 
@@ -219,7 +219,7 @@ class TokenService:
         return failure_of(source, error)
 
 
-def _not_plain(body: bytes | bytearray) -> None:
+def _not_plain(body: Body) -> None:
     """Of all chats, where no tokenizer is fit for reading them so."""
 
 

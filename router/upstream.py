@@ -8,12 +8,15 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from conductor.placement import FailureKind, Target
 from router.framing import MAX_HEAD_BYTES, BodyFramer, FramingError, ResponseHead
 from router.known_answers import KNOWN_ANSWERS
 from router.outbox import Outbox
+
+if TYPE_CHECKING:
+    from router.inference import Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ class UpstreamConnection(asyncio.Protocol):
         except Exception:
             receiver.fail_unexpectedly()
 
-    def send(self, receiver: ResponseReceiver, head: bytes, body: bytes | bytearray) -> None:
+    def send(self, receiver: ResponseReceiver, head: bytes, body: Body) -> None:
         """Write one request soon; its response goes to ``receiver``."""
         self.receiver = receiver
         outbox = self._outbox

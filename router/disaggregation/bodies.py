@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from router.errors import RequestError
-from router.inference import Endpoint, InferenceRequest, first_prompt, sampling_params
+from router.inference import Body, Endpoint, InferenceRequest, first_prompt, sampling_params
 
 _SAMPLING_APART = frozenset((Endpoint.TOKENS, Endpoint.GENERATE))
 _CONTRADICT_ONE_TOKEN = frozenset(("stream_options", "min_tokens", "min_completion_tokens"))
@@ -26,7 +26,7 @@ def encoded(document: dict[str, Any]) -> bytes:
         raise RequestError(400, message, code="nested_too_deeply") from None
 
 
-def forwarded_body(request: InferenceRequest, model: str) -> bytes | bytearray:
+def forwarded_body(request: InferenceRequest, model: str) -> Body:
     """The client's bytes; serialised anew only where ``model`` is not the name the client used."""
     if model == request.model:
         return request.body

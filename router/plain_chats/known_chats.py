@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from router.plain_chats import kernels
 from router.plain_chats.writing import ENDS, NO_CUT, TOKEN_CUTS
 
 if TYPE_CHECKING:
+    from router.inference import Body
     from router.plain_chats.layout import Layout
     from router.plain_chats.prompts import PlainPrompts
 
@@ -32,7 +32,7 @@ class KnownChat(msgspec.Struct, frozen=True, gc=False):
     the tokens' full blocks, by block size, as far as placing the chat came to work them out.
     """
 
-    body: bytes | bytearray
+    body: Body
     data: NDArray[np.uint8]
     prompts: PlainPrompts
     layout: Layout
@@ -50,7 +50,7 @@ class KnownChat(msgspec.Struct, frozen=True, gc=False):
         """With hashes of such blocks, which nobody may have worked out yet."""
         tokens = self.tokens
         hashes = sum([_HASH_BYTES * (tokens.size // size) for size in block_sizes])
-        return sys.getsizeof(self.body) + tokens.nbytes + self.marks.nbytes + hashes + _ENTRY_BYTES
+        return len(self.body) + tokens.nbytes + self.marks.nbytes + hashes + _ENTRY_BYTES
 
 
 class KnownChats:
@@ -66,7 +66,7 @@ class KnownChats:
         self._lock = threading.Lock()
         self._same_bytes = kernels.entry_points()[3]
 
-    def find(self, body: bytes | bytearray, data: NDArray[np.uint8]) -> tuple[KnownChat | None, int]:
+    def find(self, body: Body, data: NDArray[np.uint8]) -> tuple[KnownChat | None, int]:
         """A chat whose body begins alike, and how many whole messages the two have in common."""
         size = _half_of(len(body))
         while size >= LONG_BYTES:
@@ -117,6 +117,6 @@ def _half_of(size: int) -> int:
     return 1 << (size.bit_length() - 1) if size else 0
 
 
-def _name(body: bytes | bytearray, size: int) -> bytes:
+def _name(body: Body, size: int) -> bytes:
     """Bytes behind which a body has at most as many again."""
     return b"%d %b" % (size, bytes(body[size - _NAME_BYTES : size]))

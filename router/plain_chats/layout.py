@@ -39,11 +39,13 @@ class Layout:
     unwritten: tuple[int, ...]
     roles: NDArray[np.uint8]
     words: NDArray[np.int64] = field(default_factory=lambda: np.zeros(w.LAYOUT, np.int64))
+    address: int = field(init=False)  # of the words
     number: int = field(default_factory=count().__next__)  # names it, and keeps nothing alive
     _shared: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         words = self.words
+        object.__setattr__(self, "address", int(words.ctypes.data))
         words[w.MESSAGES], words[w.CONTENTS] = self.roles.size, self.contents.size
         words[w.LITERAL_BYTES] = self.literals.size
         words[w.IN_TURN], words[w.IS_ASCII] = self.in_turn, self.is_ascii

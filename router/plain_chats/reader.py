@@ -12,7 +12,7 @@ import orjson
 from numpy.typing import NDArray
 
 from conductor.placement import Hashes, Tokens
-from router.inference import Endpoint, InferenceRequest
+from router.inference import Body, Endpoint, InferenceRequest
 from router.plain_chats import kernels as k
 from router.plain_chats import scanning as s
 from router.plain_chats.known_chats import LONG_BYTES, KnownChat, KnownChats
@@ -48,7 +48,7 @@ _NOT_PLAIN: _Found = (False, None, {}, False, -1)
 class _Reading(NamedTuple):
     """A long body, of which the first ``common`` messages are those of a known one."""
 
-    body: bytes | bytearray
+    body: Body
     data: NDArray[np.uint8]
     layout: Layout
     roles: bytes
@@ -71,7 +71,7 @@ class PlainChats:
         self._workspaces: list[Workspace] = []
         self._read_short, self._read_long, self._mark, _ = k.entry_points()
 
-    def read(self, body: bytes | bytearray, most_new: int = AT_ONCE_BYTES) -> PlainChat | None:
+    def read(self, body: Body, most_new: int = AT_ONCE_BYTES) -> PlainChat | None:
         """None where it is no plain chat, or none that is tokenized here. What is new in it is tokenized if it is
         no more than ``most_new`` bytes.
         """
@@ -95,12 +95,12 @@ class PlainChats:
         self._workspaces.append(workspace)
         return chat
 
-    def tokenize(self, body: bytes | bytearray) -> Tokens | None:
+    def tokenize(self, body: Body) -> Tokens | None:
         """Of a plain chat, however long it is; None where the library has to be asked."""
         found = self.read(body, _MOST_BODY_BYTES)
         return None if found is None else found.tokens
 
-    def _count(self, body: bytes | bytearray, workspace: Workspace, outcome: int, number: int) -> int | None:
+    def _count(self, body: Body, workspace: Workspace, outcome: int, number: int) -> int | None:
         """How many tokens a short chat has that the kernel was not through with."""
         if outcome == k.WANTS_LAYOUT:
             layout = self._layout(body, workspace, workspace.roles[:number].tobytes())
@@ -110,7 +110,7 @@ class PlainChats:
         read = partial(self._read_short, body, workspace.address)
         return _settled(read, workspace, outcome, number)
 
-    def _long_chat(self, body: bytes | bytearray, workspace: Workspace, most_new: int) -> _Found:
+    def _long_chat(self, body: Body, workspace: Workspace, most_new: int) -> _Found:
         if len(body) > _MOST_BODY_BYTES:
             return _NOT_PLAIN
         data = np.frombuffer(body, np.uint8)
@@ -122,7 +122,7 @@ class PlainChats:
 
     def _read_behind(
         self,
-        body: bytes | bytearray,
+        body: Body,
         data: NDArray[np.uint8],
         known: KnownChat | None,
         common: int,
@@ -161,20 +161,20 @@ class PlainChats:
             tokens, hashes = self._kept(reading, count)
         return True, tokens, hashes, stream, limit
 
-    def _layout(self, body: bytes | bytearray, workspace: Workspace, roles: bytes) -> Layout | None:
+    def _layout(self, body: Body, workspace: Workspace, roles: bytes) -> Layout | None:
         """What is written around contents of messages with these roles; None where the library has to be asked.
 
         Puts it, and whose it is, where the kernels find it.
         """
-        begin, end = workspace.facts[: s.MODEL_END + 1].tolist()
-        model = body[begin:end].decode()
+        facts = workspace.facts
+        model = str(body[facts.item(s.MODEL_BEGIN) : facts.item(s.MODEL_END)], "utf-8")
         prompts = self._prompts_of(model)
         layout = prompts.layout(roles) if prompts is not None and 0 < len(roles) <= k.MOST_MESSAGES else None
         # Some templates write contents repeatedly.
         if prompts is None or layout is None or layout.contents.size > k.MOST_MESSAGES:
             return None
         workspace.take(model, prompts)
-        workspace.work[k.LAYOUT_AT] = layout.words.ctypes.data
+        workspace.work[k.LAYOUT_AT] = layout.address
         return layout
 
     def _kept(self, reading: _Reading, count: int) -> tuple[Tokens, dict[int, Hashes]]:
@@ -238,7 +238,7 @@ def _settled(
     return None
 
 
-def _holds(layout: Layout, body: bytes | bytearray, messages: NDArray[np.int64], common: int) -> bool:
+def _holds(layout: Layout, body: Body, messages: NDArray[np.int64], common: int) -> bool:
     """Whether the new contents are as the template's answers take them to be."""
 
     def content(message: int) -> str:

@@ -75,4 +75,4 @@ class Workspace:
         messages = layout.roles.size
         if messages < k.MOST_GUESSED and layout.holds_always:
             self._layouts[messages] = layout
-            self.work[k.LAYOUTS + messages] = layout.words.ctypes.data
+            self.work[k.LAYOUTS + messages] = layout.address
