@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from cache_index import Tier
 from conductor.costs import Floats, Ints
@@ -19,6 +20,11 @@ from conductor.policies.slo import Slo
 from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
 from conductor.rank import RankState
 from conductor.roster import CacheGroup, Roster
+
+KEPT_TOKENS = (
+    512  # of a prompt that has been answered: more of them, for each of thousands, would be much memory
+)
+_NO_TOKENS = np.empty(0, np.uint32)
 
 
 class PlacementRecord(msgspec.Struct, gc=False):
@@ -76,6 +82,12 @@ class PlacementRecord(msgspec.Struct, gc=False):
             roles_for(self.request, self.roster),
         )
 
+    def forget_prompt(self) -> None:
+        """It has ended: of a prompt that is long, nobody will ask for the tokens."""
+        request = self.request
+        if len(request.tokens) > KEPT_TOKENS:
+            self.request = replace(request, tokens=_NO_TOKENS, known_hashes={})
+
     @property
     def choice(self) -> Choice:
         """Of the policy."""
@@ -92,20 +104,17 @@ _ROLE_NAMES = {PREFILL: "prefill", DECODE: "decode", MIXED: "mixed", 0: "none"}
 
 
 class RecordLog:
-    """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates or tokens.
+    """The latest placements, by id; the oldest leave when there are ``capacity``, or too many candidates.
 
-    A record keeps the estimates of all its candidates, 116 bytes each, and the tokens of its prompt: in a large
-    cluster, or where prompts are long, memory bounds the log.
+    A record keeps the estimates of all its candidates, 116 bytes each: in a large cluster, memory bounds the log.
     With a ``capacity`` of 0 none is kept.
     """
 
     MAX_CANDIDATES = 200_000
-    MAX_TOKENS = 32_000_000  # 128 MB
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._candidates = 0
-        self._tokens = 0
         self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
 
     def add(self, record: PlacementRecord) -> Sequence[Floats]:
@@ -118,18 +127,12 @@ class RecordLog:
         records = self._records
         records[record.placement.placement_id] = record
         self._candidates += len(record.roster.ranks)
-        self._tokens += len(record.request.tokens)
         left: list[Floats] = []
-        while (
-            len(records) > self._capacity
-            or self._candidates > self.MAX_CANDIDATES
-            or self._tokens > self.MAX_TOKENS
-        ) and len(records) > 1:
+        while (len(records) > self._capacity or self._candidates > self.MAX_CANDIDATES) and len(records) > 1:
             _, oldest = records.popitem(last=False)
             block, oldest.block = oldest.block, None
             assert block is not None
             self._candidates -= len(oldest.roster.ranks)
-            self._tokens -= len(oldest.request.tokens)
             left.append(block)
         return left
 

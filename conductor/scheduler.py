@@ -426,6 +426,7 @@ class Scheduler:
         )
         record.ended_s, record.outcome = now_s, outcome
         self.outcomes.ended(record, self._decider.objectives_of)
+        record.forget_prompt()
         return record
 
 

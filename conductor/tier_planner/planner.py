@@ -17,13 +17,15 @@ from typing import Final
 
 import numpy as np
 
-from cache_index import CacheIndex, Tier, sequence_hashes
+from cache_index import CacheIndex, Tier
 from conductor.action_ledger import ActionRecord, ActionState
 from conductor.actions import ActionKind, Place, Prefix, TierAction
 from conductor.cluster import Cluster, Health, InstanceState
 from conductor.costs import POOL_TIERS
 from conductor.explanation import PlacementRecord
-from conductor.prefix_lookup import namespace_of
+from conductor.placement import PlacementRequest
+from conductor.prefix_lookup import hashes_of, namespace_of
+from conductor.roster import CacheGroup
 from conductor.tier_planner.contents import Contents
 from conductor.tier_planner.draining import drain
 from conductor.tier_planner.hot_prefixes import HotPrefixes
@@ -100,7 +102,7 @@ class TierPlanner:
             *(cluster, index, match, Sites(cluster, sites), tree, self._returns),
             *(self._demand, self._track, self._can),
         )
-        self._notes: deque[tuple[PlacementRecord, float]] = deque()
+        self._notes: deque[tuple[PlacementRecord, PlacementRequest, float]] = deque()
         self._contents = Contents(self._outlook)
         self._rests = Rests(settings.hold_s)  # of what was moved or dropped
         self._ends: dict[Segment, str] = {}  # of conversations, with the instance that served them last
@@ -121,7 +123,7 @@ class TierPlanner:
 
     def placed(self, record: PlacementRecord, now_s: float) -> None:
         """A request was placed; takes a note of it."""
-        self._notes.append((record, now_s))
+        self._notes.append((record, record.request, now_s))  # whose tokens the record forgets when it ends
 
     def ended(self, record: ActionRecord) -> None:
         """An action has ended: what was not done may be planned again at once."""
@@ -167,8 +169,8 @@ class TierPlanner:
     def _read_notes(self, now_s: float) -> None:
         visits: list[Visit] = []
         while self._notes:
-            record, placed_s = self._notes.popleft()
-            prefix = _prefix_of(record)
+            record, request, placed_s = self._notes.popleft()
+            prefix = _prefix_of(request, record.cache_group)
             if prefix is None or not len(prefix.hashes):
                 continue
             self._block_tokens = prefix.namespace.block_size
@@ -366,17 +368,13 @@ class TierPlanner:
         return free_tokens * member.instance_class.kv_bytes_per_token
 
 
-def _prefix_of(record: PlacementRecord) -> Prefix | None:
-    """The prompt of a placement as the index names it; None where its tokens are not known."""
-    request, group = record.request, record.cache_group
+def _prefix_of(request: PlacementRequest, group: CacheGroup | None) -> Prefix | None:
+    """A prompt as the index names it; None where its tokens are not known."""
     if group is None:
         return None
-    namespace, salt = namespace_of(request, group), request.cache_salt
-    tokens = request.tokens if len(request.tokens) else None
-    if request.hashes is not None:
-        known = request.hashes_block_size == namespace.block_size
-        return Prefix(namespace, request.hashes, tokens, salt) if known else None
-    if tokens is None:
+    namespace = namespace_of(request, group)
+    hashes = hashes_of(request, namespace.block_size)
+    if hashes is None:
         return None
-    hashes = sequence_hashes(tokens, namespace.block_size, cache_salt=salt)
-    return Prefix(namespace, hashes, tokens, salt)
+    tokens = request.tokens if len(request.tokens) else None
+    return Prefix(namespace, hashes, tokens, request.cache_salt)

@@ -217,15 +217,18 @@ def test_records_are_bounded() -> None:
     assert kept == ids[:1:-1]
 
 
-def test_records_of_long_prompts_are_fewer() -> None:
+def test_records_of_what_was_answered_keep_no_long_prompts() -> None:
     scheduler = make_scheduler("mm")
-    scheduler.records.MAX_TOKENS = 5_000
-    placed = [scheduler.place(request(tokens), 0.0).placement_id for tokens in (2_000, 2_000, 1_000)]
-    assert len(list(scheduler.records.latest(10))) == 3
-    placed.append(scheduler.place(request(2_500), 0.0).placement_id)
-    assert [record.placement.placement_id for record in scheduler.records.latest(10)] == placed[:1:-1]
-    longer_than_all = scheduler.place(request(6_000), 0.0).placement_id
-    assert [record.placement.placement_id for record in scheduler.records.latest(10)] == [longer_than_all]
+    asked = request(2_000)
+    placement = scheduler.place(asked, 0.0)
+    (record,) = scheduler.records.latest(1)
+    assert record.request is asked and asked.known_hashes.keys() == {BLOCK}
+    before = explain(record, 1.0)
+    scheduler.finished(placement.placement_id, 1.0, Usage(2_000, 9, 0))
+    assert not len(record.request.tokens) and not record.request.known_hashes
+    assert len(asked.tokens) == 2_000
+    after = explain(record, 1.0)
+    assert {name for name in after if after[name] != before[name]} == {"outcome", "observed"}
 
 
 def test_without_a_log_only_what_is_under_way_is_known() -> None:
