@@ -215,15 +215,15 @@ class DecodeLeg(Leg):
         if head.status >= 500:
             attempt.engine_error(self, head.status, body)
             return
+        services = attempt.services
+        now_s = services.clock()
+        first = attempt.response_started(self, head, now_s)
+        services.outbox.write(attempt.exchange.door.transport, first + body)
         usage, events = None, 0
         if head.event_stream:
             events = len(_ENDS_OF_EVENTS(body))
         if head.status < 300:
             usage = usage_from_tail(body[-_EVENT_BYTES:] if events else body)
-        services = attempt.services
-        now_s = services.clock()
-        first = attempt.response_started(self, head, now_s)
-        services.outbox.write(attempt.exchange.door.transport, first + body)
         attempt.response_finished(usage, events, now_s)
 
     def response_head(self, head: ResponseHead) -> None:

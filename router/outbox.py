@@ -2,6 +2,8 @@
 
 Writing to a process of this machine that sleeps takes several times as long as to one that runs, for it is woken.
 Engines and clients sleep while this process computes; of writes in a row, only the first finds them so.
+
+While turns have one write each there is nothing to wait for: it is made at once, before what is left to be done.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 logger = structlog.get_logger("router")
 
 _MOST_WRITES: Final = 16  # that wait for each other
+SINGLE_TURNS: Final = 16  # in a row, and the next one is expected to be another
 _LONG_BYTES: Final = 128 * 1024  # which take so long that nothing is saved by waiting
 
 
@@ -26,24 +29,35 @@ class Outbox:
     ``turn`` changes whenever what was written here has been handed to the transports.
     """
 
-    __slots__ = ("_waiting", "turn")
+    __slots__ = ("_single_turns", "_waiting", "_writes", "turn")
 
     def __init__(self) -> None:
         self.turn = 0
         self._waiting: list[tuple[asyncio.WriteTransport, bytes, Body | None]] = []
+        self._writes = 0  # in this turn of the loop, as far as they were made with `write`
+        self._single_turns = 0  # with one write each, before this one
 
     def write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         """Write soon, and in order; not at all when the transport has been closed by then."""
-        waiting = self._waiting
-        if not waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
+        waiting, before = self._waiting, self._writes
         waiting.append((transport, data, None))
+        self._writes = before + 1
+        if not before:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+            if self._single_turns >= SINGLE_TURNS:
+                self.flush()
+                return
         if len(waiting) >= _MOST_WRITES or len(data) >= _LONG_BYTES:
             self.flush()
 
     def write_both(self, transport: asyncio.WriteTransport, data: bytes, more: Body) -> None:
         """Write at once, behind all that waits; ``more`` is long, and not copied."""
         self._waiting.append((transport, data, more))
+        self.flush()
+
+    def _end_turn(self) -> None:
+        self._single_turns = self._single_turns + 1 if self._writes == 1 else 0
+        self._writes = 0
         self.flush()
 
     def flush(self) -> None:

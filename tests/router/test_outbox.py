@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.outbox import Outbox
+from router.outbox import SINGLE_TURNS, Outbox
 from router.upstream import InstancePool, UpstreamConnection, UpstreamFailure
 
 
@@ -56,7 +56,13 @@ class Receiver:
         return lambda *arguments: self.calls.append((name, *arguments))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.binary(min_size=1, max_size=3), st.booleans()), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.binary(min_size=1, max_size=3), st.sampled_from([True, True, False])),
+        max_size=60,
+    )
+    | st.lists(st.tuples(st.integers(0, 2), st.binary(min_size=1, max_size=3), st.just(True)), min_size=20)
+)
 def test_each_transport_gets_its_bytes_in_order(steps: list[tuple[int, bytes, bool]]) -> None:
     async def write_all() -> list[list[bytes]]:
         outbox, wires = Outbox(), [Wire(), Wire(), Wire()]
@@ -69,6 +75,25 @@ def test_each_transport_gets_its_bytes_in_order(steps: list[tuple[int, bytes, bo
 
     written = asyncio.run(write_all())
     assert written == [[data for to, data, _ in steps if to == number] for number in range(3)]
+
+
+async def test_while_turns_have_one_write_each_it_is_made_at_once() -> None:
+    outbox, wire = Outbox(), Wire()
+    for number in range(SINGLE_TURNS):
+        outbox.write(wire, b"%d" % number)  # type: ignore[arg-type]
+        assert len(wire.written) == number
+        await asyncio.sleep(0)
+    turn = outbox.turn
+    outbox.write(wire, b"at once")  # type: ignore[arg-type]
+    assert wire.written[-1] == b"at once" and outbox.turn > turn
+    outbox.write(wire, b"second")  # type: ignore[arg-type]
+    assert wire.written[-1] == b"at once"
+    await asyncio.sleep(0)
+    assert wire.written[-1] == b"second"
+    outbox.write(wire, b"later")  # type: ignore[arg-type]
+    assert wire.written[-1] == b"second"  # the turn before had two
+    await asyncio.sleep(0)
+    assert wire.written[-1] == b"later"
 
 
 async def test_nothing_is_written_before_the_turn_ends() -> None:
