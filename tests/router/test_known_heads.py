@@ -158,7 +158,7 @@ def test_any_pieces_of_a_known_request_are_the_same_request(body: bytes, places:
     assert whole == pieces
 
 
-@pytest.mark.parametrize("sizes", [[1], [100, 5_000], [4_096, 1], [70_000]])
+@pytest.mark.parametrize("sizes", [[1], [100, 5_000], [4_096, 1], [70_000], [1 << 20]])
 async def test_long_bodies_arrive_whole(sizes: list[int]) -> None:
     text = "".join(map(str, range(40_000)))
     body = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": text[:200_000]}]})
@@ -181,6 +181,19 @@ async def test_long_bodies_arrive_whole(sizes: list[int]) -> None:
     await settled()
     [request] = door.seen
     assert request.partition(b"\r\n\r\n")[2] == body and wire.written.startswith(b"HTTP/1.1 200")
+    door.services.close()
+
+
+async def test_a_long_body_that_is_no_json_is_refused() -> None:
+    door = Door(knows=True, max_body_bytes=1 << 20)
+    for _ in range(2):
+        await door.exchange([filled(HEAD, b"%d" % len(BODY)) + BODY])
+    door.seen.clear()
+    protocol, wire = door.client()
+    protocol.data_received(filled(HEAD, b"100000") + b"[" * 100_000 + USUAL)
+    await settled()
+    assert wire.written.startswith(b"HTTP/1.1 400") and wire.written.count(b"HTTP/1.1 200") == 1
+    assert [request.partition(b"\r\n\r\n")[2] for request in door.seen] == [BODY]
     door.services.close()
 
 

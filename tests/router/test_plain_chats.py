@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from word_tokenizers import BITS, SPECIALS, as_gpt2, as_llama_3, as_qwen, with_bracketed_tokens
 
+from cache_index import sequence_hashes
 from router import PromptTokenizer
 from router.chat_template import ChatTemplate
 from router.errors import RequestError
@@ -68,7 +69,7 @@ def reader_of(tokenizer: PromptTokenizer, *, max_bytes: int = 1 << 20) -> PlainC
 
 def check(reader: PlainChats, tokenizer: PromptTokenizer, body: bytes) -> PlainChat | None:
     """What is read is what the libraries make of it."""
-    chat = reader.read(body)
+    chat = reader.read(body if len(body) % 2 else memoryview(b"what comes before" + body)[17:])
     if chat is None:
         return None
     expected = parse_inference(Endpoint.CHAT, body)
@@ -262,7 +263,15 @@ def test_turns_of_long_chats(maker: Callable[[], Tokenizer], template: str) -> N
             else:
                 texts += [generator.choice(bits) * generator.randrange(1, 90) + str(turn), f"then {turn}"]
             further = {"max_tokens": turn} if choice < 0.5 else {}
-            read += check(reader, tokenizer, body_of(texts, **further)) is not None
+            chat = check(reader, tokenizer, body_of(texts, **further))
+            if chat is not None and chat.tokens is not None:
+                read += 1
+                for size, known in chat.known_hashes.items():
+                    hashes = sequence_hashes(chat.tokens, size)
+                    assert known.tolist() == hashes[: len(known)].tolist()
+                if choice > 0.2:  # as who places it does
+                    size = generator.choice([4, 16])
+                    chat.known_hashes[size] = sequence_hashes(chat.tokens, size)
 
     run()
     assert read > 20
@@ -282,6 +291,20 @@ def test_a_next_turn_costs_its_own_text() -> None:
         characters = len(rendered(tokenizer, document))
         assert plain.new_characters - new + plain.known_characters - known == characters
         assert plain.new_characters - new < 200
+
+
+def test_a_next_turn_begins_with_the_hashes_of_the_one_before() -> None:
+    tokenizer = tokenizer_of(as_llama_3, CHATML)
+    reader = reader_of(tokenizer)
+    texts = [f"{place} the quick brown fox's " * 30 for place in range(20)]
+    first = check(reader, tokenizer, body_of(texts))
+    assert first is not None and first.tokens is not None and not first.known_hashes
+    first.known_hashes[16] = sequence_hashes(first.tokens, 16)
+    second = check(reader, tokenizer, body_of([*texts, "a question", "and its answer"]))
+    assert second is not None and second.known_hashes.keys() == {16}
+    known = second.known_hashes[16]
+    assert len(first.known_hashes[16]) - 2 <= len(known) <= len(first.known_hashes[16])
+    assert known.tolist() == first.known_hashes[16][: len(known)].tolist()
 
 
 def rendered(tokenizer: PromptTokenizer, request: InferenceRequest) -> str:
@@ -335,8 +358,13 @@ def test_known_chats_keep_to_their_memory() -> None:
     before = plain.kept_bytes
     reader = reader_of(tokenizer, max_bytes=200_000)
     for chat in range(60):
-        check(reader, tokenizer, body_of([f"{chat} {place} is it so?" * 30 for place in range(12)]))
+        read = check(reader, tokenizer, body_of([f"{chat} {place} is it so?" * 30 for place in range(12)]))
         assert 0 <= plain.kept_bytes - before <= 200_000
+        if read is not None and read.tokens is not None and chat >= 30:
+            read.known_hashes[1] = sequence_hashes(read.tokens, 1)  # twice as large as the tokens
+        if chat == 29:
+            without_hashes = len(reader._known._kept)
+    assert len(reader._known._kept) < 0.7 * without_hashes
     assert plain.kept_bytes - before > 100_000
     assert reader.read(body_of(["x" * 300_000, "y"])) is not None  # more than may be kept
     assert plain.kept_bytes - before <= 200_000
