@@ -23,15 +23,16 @@ def hashes_of(request: PlacementRequest, block_size: int) -> Hashes | None:
 
     Those of one request are computed once per block size.
     """
+    hashes, tokens = request.known_hashes.get(block_size), request.tokens
+    if hashes is not None and len(hashes) == len(tokens) // block_size:
+        return hashes
     if request.hashes is not None:
         return request.hashes if request.hashes_block_size == block_size else None
-    tokens = request.tokens
     if not len(tokens):
         return None
-    hashes = request.known_hashes.get(block_size)
-    if hashes is None or len(hashes) < len(tokens) // block_size:
-        hashes = sequence_hashes(tokens, block_size, cache_salt=request.cache_salt)
-        request.known_hashes[block_size] = hashes
+    hashes = request.known_hashes[block_size] = sequence_hashes(
+        tokens, block_size, cache_salt=request.cache_salt
+    )
     return hashes
 
 

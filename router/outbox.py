@@ -29,25 +29,25 @@ class Outbox:
     ``turn`` changes whenever what was written here has been handed to the transports.
     """
 
-    __slots__ = ("_single_turns", "_waiting", "_writes", "turn")
+    __slots__ = ("_at_once", "_single_turns", "_waiting", "turn")
 
     def __init__(self) -> None:
         self.turn = 0
         self._waiting: list[tuple[asyncio.WriteTransport, bytes, Body | None]] = []
-        self._writes = 0  # in this turn of the loop, as far as they were made with `write`
+        self._at_once = 0  # written in this turn of the loop
         self._single_turns = 0  # with one write each, before this one
 
     def write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
         """Write soon, and in order; not at all when the transport has been closed by then."""
-        waiting, before = self._waiting, self._writes
-        waiting.append((transport, data, None))
-        self._writes = before + 1
-        if not before:
+        waiting = self._waiting
+        if not waiting:
             asyncio.get_running_loop().call_soon(self._end_turn)
-            if self._single_turns >= SINGLE_TURNS:
-                self.flush()
-                return
+        waiting.append((transport, data, None))
         if len(waiting) >= _MOST_WRITES or len(data) >= _LONG_BYTES:
+            self._single_turns = 0
+            self.flush()
+        elif self._single_turns >= SINGLE_TURNS and not self._at_once:
+            self._at_once = 1
             self.flush()
 
     def write_both(self, transport: asyncio.WriteTransport, data: bytes, more: Body) -> None:
@@ -56,9 +56,11 @@ class Outbox:
         self.flush()
 
     def _end_turn(self) -> None:
-        self._single_turns = self._single_turns + 1 if self._writes == 1 else 0
-        self._writes = 0
-        self.flush()
+        writes = self._at_once + len(self._waiting)
+        if writes:  # else another one of this turn was here
+            self._single_turns = self._single_turns + 1 if writes == 1 else 0
+            self._at_once = 0
+            self.flush()
 
     def flush(self) -> None:
         """Write what waits."""
