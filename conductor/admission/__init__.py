@@ -10,6 +10,7 @@ from conductor.admission.output_length import (
     OutputPrediction,
     dump_output_lengths,
     load_output_lengths,
+    pieces_of_output_lengths,
 )
 from conductor.admission.prospect import (
     AdmissionRule,
@@ -37,4 +38,5 @@ __all__ = [
     "dump_output_lengths",
     "load_output_lengths",
     "make_rule",
+    "pieces_of_output_lengths",
 ]

@@ -6,7 +6,12 @@ import asyncio
 
 import structlog
 
-from conductor.admission import OutputLengths, dump_output_lengths, load_output_lengths
+from conductor.admission import (
+    OutputLengths,
+    dump_output_lengths,
+    load_output_lengths,
+    pieces_of_output_lengths,
+)
 from conductor.costs import Calibration, dump_calibrations, load_calibrations
 from conductor.scheduler import Scheduler
 from conductor.state_store import StateStore
@@ -14,6 +19,7 @@ from conductor.state_store import StateStore
 _CALIBRATIONS = "calibrations"
 _LENGTHS = "output_lengths"
 _SAVE_EVERY_S = 60.0
+_BETWEEN_PIECES_S = 0.005
 
 _log = structlog.get_logger(__name__)
 
@@ -25,11 +31,16 @@ def save_learned(scheduler: Scheduler, store: StateStore) -> None:
 
 
 async def save_learned_forever(scheduler: Scheduler, store: StateStore) -> None:
-    """Now and then, so that a crash costs a minute of learning."""
+    """Now and then, so that a crash costs a minute of learning; in pieces, for which no request waits long."""
     while True:
         await asyncio.sleep(_SAVE_EVERY_S)
+        pieces = []
+        for piece in pieces_of_output_lengths(scheduler.gate.lengths):
+            pieces.append(piece)
+            await asyncio.sleep(_BETWEEN_PIECES_S)
         try:
-            save_learned(scheduler, store)
+            store.put(_CALIBRATIONS, dump_calibrations(scheduler.calibrations))
+            store.put(_LENGTHS, b"".join(pieces))
         except OSError as error:
             _log.warning("what was learned could not be saved", reason=str(error))
 

@@ -185,7 +185,8 @@ async def _serve(config: Config) -> None:
             id_prefix=id_prefix,
             records=config.scheduling.records,
         )
-        stack.callback(save_learned, scheduler, store)
+        if config.state_dir is not None:
+            stack.callback(save_learned, scheduler, store)
         journal = start_recording(config.scheduling, scheduler, id_prefix=id_prefix)
         if journal is not None:
             stack.callback(journal.close)
@@ -264,13 +265,10 @@ async def _serve(config: Config) -> None:
                 feeds.follow_master(Holder(pool.id), pool.mooncake)
         feeds.start()
         stack.callback(feeds.close)
-        for keeper in (
-            feeds.expire_forever,
-            reservations.expire_forever,
-            membership.check_forever,
-            partial(save_learned_forever, scheduler, store),
-        ):
+        for keeper in (feeds.expire_forever, reservations.expire_forever, membership.check_forever):
             keep_going(stack, keeper)
+        if config.state_dir is not None:
+            keep_going(stack, partial(save_learned_forever, scheduler, store))
         told_of_loss = [front.instance_lost]
         desk = await open_router_desk(config, services, tokenizers, scheduler, front.url, stack)
         if desk is not None:

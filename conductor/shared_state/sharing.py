@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
 import structlog
 
-from conductor.admission import dump_output_lengths
+from conductor.admission import pieces_of_output_lengths
 from conductor.instance_config import InstanceConfig
 from conductor.membership import Membership
 from conductor.scheduler import Scheduler
@@ -38,6 +39,7 @@ LinkState = Literal["connecting", "up", "down"]
 RECORD_EVERY_S = 1.0
 LEARNED_EVERY_S = 5.0
 LENGTHS_EVERY_S = 60.0
+PIECES_A_TURN = 4
 RETRY_S = 0.2  # after a failure
 ACTIONS_KEPT = 1_000
 
@@ -90,6 +92,8 @@ class SharedState:
         self._led = False
         self._due = dict.fromkeys(("record", "learned"), -1.0)
         self._lengths_due_s = clock() + LENGTHS_EVERY_S
+        self._lengths_to_tell: Iterator[bytes] | None = None
+        self._lengths_told: list[bytes] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
@@ -229,6 +233,8 @@ class SharedState:
             await self._ask_for_lease()
         if self._is_due("learned", now_s, LEARNED_EVERY_S):
             await self._share_learned()
+        if self._lengths_to_tell is not None:
+            await self._go_on_with_lengths(self._lengths_to_tell)
         self.counts.turns += 1
 
     def _hear_loads(self, loads: dict[str, bytes]) -> None:
@@ -314,9 +320,19 @@ class SharedState:
                 scheduler.reset_calibration(name)
         if self.token and self._clock() >= self._lengths_due_s:
             self._lengths_due_s = self._clock() + LENGTHS_EVERY_S
-            await self.link.run(
-                scripts.WRITE_LENGTHS, ("lengths",), dump_output_lengths(scheduler.gate.lengths)
-            )
+            self._lengths_to_tell = pieces_of_output_lengths(scheduler.gate.lengths)
+            self._lengths_told.clear()
+
+    async def _go_on_with_lengths(self, pieces: Iterator[bytes]) -> None:
+        """There may be tens of thousands of kinds: some are read in each turn, and written with the last."""
+        some = list(islice(pieces, PIECES_A_TURN))
+        self._lengths_told += some
+        if len(some) == PIECES_A_TURN:
+            return
+        self._lengths_to_tell = None
+        if self.token:
+            await self.link.run(scripts.WRITE_LENGTHS, ("lengths",), b"".join(self._lengths_told))
+        self._lengths_told.clear()
 
     async def _leave(self) -> None:
         token = self.token

@@ -1,12 +1,15 @@
 """State stores and executors behind their small interfaces."""
 
+import asyncio
+import time
 from pathlib import Path
 
 import pytest
 from cluster_factory import make_scheduler, request
 
 from conductor.catalogue import LLAMA_8B_H100
-from conductor.cli.learned import save_learned, saved_calibrations, saved_lengths
+from conductor.cli import learned
+from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.placement import Usage
 from conductor.state_store import FileStateStore, MemoryStateStore, StateStore
 
@@ -43,6 +46,28 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     again = FileStateStore(tmp_path)
     assert saved_calibrations(again)[LLAMA_8B_H100.name].prefill.factor > 1.0
     assert saved_lengths(again).predict(request(64)).mean_tokens == pytest.approx(9, abs=2)
+
+
+async def test_what_was_learned_is_saved_while_more_is_learned(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learned, "_SAVE_EVERY_S", 0.0)
+    scheduler = make_scheduler("m")
+    lengths = scheduler.gate.lengths
+    for number in range(300):
+        lengths.observe(request(tenant=f"t{number}"), None, 9)
+    saving = asyncio.create_task(save_learned_forever(scheduler, store))
+    for number in range(40):
+        await asyncio.sleep(0.002)
+        lengths.observe(request(tenant=f"later{number}"), number, 9)
+    deadline_s = time.monotonic() + 20.0
+    while len(saved_lengths(store)) < 300 + 2 * 40:
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.01)
+    saving.cancel()
+    loaded = saved_lengths(store)
+    assert loaded.predict(request(tenant="t7")).observations == 1
+    assert loaded.predict(request(tenant="later7"), 7).observations == 1
 
 
 def test_broken_learned_state_is_ignored(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -13,12 +14,13 @@ from redis_process import PASSWORD, RedisProcess, needs_redis, redis_process
 from sharing_replica import CONFIG, SharingReplica, engine
 from structlog.testing import capture_logs
 
+from conductor.admission import dump_output_lengths, load_output_lengths
 from conductor.costs import Calibration
 from conductor.placement import Usage
 from conductor.shared_state import RedisLink, host_of, scripts
 from conductor.shared_state.instances import Standing
 from conductor.shared_state.learned import SharedCalibrations
-from conductor.shared_state.sharing import _pairs
+from conductor.shared_state.sharing import PIECES_A_TURN, _pairs
 
 pytestmark = needs_redis
 
@@ -188,6 +190,24 @@ async def test_what_was_learned_is_there_for_the_next(server, replicas) -> None:
     await until(lambda: b.scheduler.calibrations[name].prefill.observations == 0)
     assert not (await stored())
     await link.close()
+
+
+async def test_lengths_of_answers_are_written_in_pieces(server, replicas) -> None:
+    a = replicas("a", engine("e0"))
+    await until(lambda: bool(a.state.token))
+    lengths = a.scheduler.gate.lengths
+    for tenant in range(700):
+        lengths.observe(request(tenant=f"t{tenant}"), None, 30)
+    turns = a.state.counts.turns
+    a.state._lengths_due_s = a.state._due["learned"] = -1.0
+    await until(lambda: a.state._lengths_to_tell is not None)
+    await until(lambda: a.state._lengths_to_tell is None)
+    assert a.state.counts.turns >= turns + 700 / 64 / PIECES_A_TURN
+    with server.client() as client:
+        written = client.get("{t}:lengths")
+    assert written is not None and not a.state._lengths_told
+    assert json.loads(written) == json.loads(dump_output_lengths(lengths))
+    assert len(load_output_lengths(written)) == len(lengths) == 702
 
 
 async def test_flushed_redis_is_filled_again(server: RedisProcess, replicas) -> None:
