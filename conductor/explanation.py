@@ -21,9 +21,7 @@ from conductor.prefix_plan import hand_off_s, plan_of, predicted_ttft_s
 from conductor.rank import RankState
 from conductor.roster import CacheGroup, Roster
 
-KEPT_TOKENS = (
-    512  # of a prompt that has been answered: more of them, for each of thousands, would be much memory
-)
+KEPT_TOKENS = 512  # of a prompt that was answered: more, in each of thousands of records, is much memory
 _NO_TOKENS = np.empty(0, np.uint32)
 
 

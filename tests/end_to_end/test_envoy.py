@@ -269,7 +269,7 @@ def test_an_engine_that_dies_and_then_the_picker(tmp_path: Path) -> None:
                 assert [each["outcome"] for each in placements[:2]][1] == "failed"
                 assert placements[1]["prefill_instance"] == gone
                 assert door.stop() == 0
-                for _ in range(6):  # Envoy balances by itself, and goes past the dead engine
+                for _ in range(20):  # Envoy balances by itself, and goes past the dead engine
                     answer = gateway.http.post("/v1/chat/completions", json=chat(fresh()))
                     assert answer.status_code == 200, answer.text
 
