@@ -24,7 +24,7 @@ from router.request_head import RequestHead
 from router.request_trace import RequestTrace
 from router.services import RouterServices, logger
 from router.terms import RequestTerms
-from router.tokens import Prompt, failure_of, untokenized
+from router.tokens import Prompt, failure_of, tokenized, untokenized
 from router.usage import NO_USAGE
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Exchange:
                 return
             view, prompt = seen, services.tokens.prompt_at_once(seen)
         elif chat.tokens is not None:
-            prompt = Prompt(chat.tokens, len(chat.tokens), TokenSource.LOCAL, None, chat.known_hashes)
+            prompt = tokenized(chat.tokens, TokenSource.LOCAL, None, chat.known_hashes)
         if prompt is None:
             tokenizing = self._tokenize_and_deliver(request, view, terms, plain=chat is not None)
             self._tokenizing = asyncio.get_running_loop().create_task(tokenizing)

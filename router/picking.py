@@ -20,7 +20,7 @@ from router.placement_question import placement_question
 from router.placement_view import placement_view
 from router.refusals import not_placed
 from router.terms import parse_terms
-from router.tokens import NO_TOKENS, Prompt, failure_of, untokenized
+from router.tokens import NO_TOKENS, Prompt, failure_of, tokenized, untokenized
 
 if TYPE_CHECKING:
     from router.accounts import Grant
@@ -166,7 +166,7 @@ async def prompt_of(services: RouterServices, request: InferenceRequest, chat: P
     if chat is not None:
         if chat.tokens is None:
             return await services.tokens.prompt(request, plain=True)
-        return Prompt(chat.tokens, len(chat.tokens), TokenSource.LOCAL, None, chat.known_hashes)
+        return tokenized(chat.tokens, TokenSource.LOCAL, None, chat.known_hashes)
     try:
         view = placement_view(request)
     except Exception as error:  # only the engine judges what is in messages and tools

@@ -232,9 +232,14 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def tokenized(tokens: Tokens, source: TokenSource, fallback: str | None = None) -> Prompt:
+def tokenized(
+    tokens: Tokens,
+    source: TokenSource,
+    fallback: str | None = None,
+    known_hashes: dict[int, Hashes] | None = None,
+) -> Prompt:
     """Of a request whose token ids are known."""
-    return Prompt(tokens, len(tokens), source, fallback)
+    return Prompt(tokens, len(tokens), source, fallback, {} if known_hashes is None else known_hashes)
 
 
 def untokenized(request: InferenceRequest, fallback: str | None) -> Prompt:
