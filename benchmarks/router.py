@@ -63,6 +63,7 @@ TURN_BYTES = 1024
 CHATS, TURNS = 8, 8
 HOLD_US = 3_600_000_000  # between two events of a stream that is to stay silent
 SPARE_FILES = 200
+RATE_LASTS = 3  # times as long as the others: a hundredth of its requests is few
 PATH = "/v1/chat/completions"
 
 
@@ -327,7 +328,8 @@ def run_all(folder: Path, peers: dict[str, Path], options: argparse.Namespace) -
                 for _ in range(options.rounds):
                     for target in (direct, *routers):
                         if target is not direct or workload.rate is not None:
-                            row = measure(folder, load_core, target, workload, options.seconds)
+                            seconds = options.seconds * (RATE_LASTS if workload.rate else 1)
+                            row = measure(folder, load_core, target, workload, seconds)
                             target.rows.setdefault(workload.name, []).append(row)
             if options.idle_streams:
                 streams = most_streams(options.idle_streams)
