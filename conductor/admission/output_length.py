@@ -214,7 +214,7 @@ class OutputLengths:
 
 
 def pieces_of_output_lengths(lengths: OutputLengths) -> Iterator[bytes]:
-    """`dump_output_lengths` in pieces of half a millisecond each; answers may be observed between them."""
+    """`dump_output_lengths` in pieces, between which answers may be observed: there may be many kinds."""
     yield b'{"bins":%d,"kinds":[' % k.BINS
     kinds, separator = lengths._kinds(), b""
     for first in range(0, len(kinds), _KINDS_A_PIECE):
@@ -226,7 +226,7 @@ def pieces_of_output_lengths(lengths: OutputLengths) -> Iterator[bytes]:
 
 
 def dump_output_lengths(lengths: OutputLengths) -> bytes:
-    """What was learned, for `load_output_lengths`. Of tens of thousands of kinds it takes tenths of a second."""
+    """What was learned, for `load_output_lengths`."""
     return b"".join(pieces_of_output_lengths(lengths))
 
 

@@ -26,8 +26,12 @@ _log = structlog.get_logger(__name__)
 
 def save_learned(scheduler: Scheduler, store: StateStore) -> None:
     """For the next start."""
+    _save(scheduler, store, dump_output_lengths(scheduler.gate.lengths))
+
+
+def _save(scheduler: Scheduler, store: StateStore, lengths: bytes) -> None:
     store.put(_CALIBRATIONS, dump_calibrations(scheduler.calibrations))
-    store.put(_LENGTHS, dump_output_lengths(scheduler.gate.lengths))
+    store.put(_LENGTHS, lengths)
 
 
 async def save_learned_forever(scheduler: Scheduler, store: StateStore) -> None:
@@ -39,8 +43,7 @@ async def save_learned_forever(scheduler: Scheduler, store: StateStore) -> None:
             pieces.append(piece)
             await asyncio.sleep(_BETWEEN_PIECES_S)
         try:
-            store.put(_CALIBRATIONS, dump_calibrations(scheduler.calibrations))
-            store.put(_LENGTHS, b"".join(pieces))
+            _save(scheduler, store, b"".join(pieces))
         except OSError as error:
             _log.warning("what was learned could not be saved", reason=str(error))
 
