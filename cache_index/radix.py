@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cache_index import kernels as k
 from cache_index.arrays import NO_LIMIT, KernelArrays
+from cache_index.assumed_runs import AssumedRuns
 from cache_index.changes import Changes
 from cache_index.hashing import DEFAULT_SEED, Hashes, Namespace, Tokens, salt_folds
 from cache_index.kernel_set import entry_point
@@ -56,7 +57,8 @@ class CacheIndex:
         self._match_tokens = entry_point(k.match_tokens)
         self._secrets = int(k.secrets_for(DEFAULT_SEED).ctypes.data)  # which stay where they are
         self._remove, self._remove_linked = entry_point(k.remove), entry_point(k.remove_linked)
-        self._apply, self._exchange = entry_point(k.apply), entry_point(k.exchange)
+        self._apply, self._assume = entry_point(k.apply), entry_point(k.assume)
+        self._exchange = entry_point(k.exchange)
         self._held_run = entry_point(k.held_run)
 
     @property
@@ -135,8 +137,14 @@ class CacheIndex:
 
     def remove(self, holder: Holder, tier: Tier, namespace: Namespace, hashes: Hashes) -> None:
         """Take away one copy of each block; blocks that (holder, tier) does not have are ignored."""
+        self._removed(holder, tier, namespace.domain_word, hashes)
+
+    def remove_keys(self, holder: Holder, tier: Tier, keys: Hashes) -> None:
+        """Like remove, of any namespaces; ``keys`` are ``sequence hash ^ domain``."""
+        self._removed(holder, tier, k.ZERO, keys)
+
+    def _removed(self, holder: Holder, tier: Tier, domain: np.uint64, hashes: Hashes) -> None:
         hashes = _contiguous(hashes, _U64)
-        domain = namespace.domain_word
         with self._lock:
             slot = self._slots.existing(holder, tier)
             if slot is None:
@@ -183,32 +191,39 @@ class CacheIndex:
                 self._arrays.make_room()
             self._slots.maintain(blocks)
 
-    def exchange(
+    def assume(
         self,
         holder: Holder,
-        lost: tuple[Namespace, Hashes] | None,
+        assumed: AssumedRuns,
         namespace: Namespace,
         hashes: Hashes,
-        *,
-        parent: int = 0,
-    ) -> None:
-        """`remove` from a holder's device what it ``lost``, the last block first, and `store` what it got instead.
+        number: int,
+        now_s: float,
+    ) -> int:
+        """Begin a run in a holder's book, and store and remove on its device what comes and goes by that.
 
-        For a few blocks: no other thread runs meanwhile. Raises UnknownHolderError for a holder that is not
-        registered.
+        Returns from how many runs the new one took blocks. Nothing was done where that is negative: see the kernel.
+        No other thread runs meanwhile. Raises UnknownHolderError for a holder that is not registered.
         """
-        of, gone = lost or (namespace, _NO_KEYS)
-        gone, hashes = _contiguous(gone, _U64), _contiguous(hashes, _U64)
-        before, after = of.domain_word, namespace.domain_word
+        hashes, domain = _contiguous(hashes, _U64), namespace.domain_word
         slots, address = self._slots, self._arrays.address
-        blocks, done = len(gone) + len(hashes), 0
         with self._lock:
             slot = slots.of(holder, Tier.DEVICE)
-            while (done := self._exchange(address, slot, gone, before, hashes, after, parent, done)) < blocks:
-                self._arrays.make_room(to_store=done >= len(gone))
+            runs: int
+            runs, known, new, lost, done = self._assume(
+                assumed.address, address, slot, hashes, domain, number, now_s
+            )
+            blocks = lost + new
+            if done < blocks:
+                gone, came = assumed.lost(lost), hashes[known : known + new]
+                parent = hashes[known - 1] if known else 0
+                while done < blocks:
+                    self._arrays.make_room(to_store=done >= lost)
+                    done = self._exchange(address, slot, gone, came, domain, parent, done)
             slots.blocks_due += blocks
             if slots.blocks_due >= MAINTAIN_BLOCKS:
                 slots.maintain(0)
+        return runs
 
     def resolve(self, engine_key: int, namespace: Namespace) -> int | None:
         """The sequence hash of the block that was stored with this engine key, None if unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cache_index import ApproximateResidency, CacheIndex, Holder
-from cache_index.approximate import LastUsed
+from cache_index.assumed_runs import LastUsed
 from conductor.cluster import EngineFacts
 from conductor.explanation import PlacementRecord
 from conductor.placement import Usage

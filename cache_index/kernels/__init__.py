@@ -4,6 +4,7 @@ Numba's cache does not see edits in other files, so compiled code is kept under 
 together (``compilation``). What Python calls is exported here, with the words of the state that it reads.
 """
 
+from cache_index.kernels.assumed import assume, lose_last, move_book
 from cache_index.kernels.changes import apply, exchange
 from cache_index.kernels.compilation import CACHE_DIRECTORY, compile_all
 from cache_index.kernels.eviction import drop_any, drop_leaves
@@ -14,7 +15,6 @@ from cache_index.kernels.matching import match, match_tokens
 from cache_index.kernels.residencies import remove, remove_linked, resolve, store
 from cache_index.kernels.sweeping import sweep, sweep_copies, sweep_fanout, sweep_links
 from cache_index.kernels.views import (
-    common,
     count_by_depth,
     describe_node,
     held_run,
@@ -29,7 +29,7 @@ __all__ = [
     "ONE",
     "ZERO",
     "apply",
-    "common",
+    "assume",
     "compile_all",
     "count_by_depth",
     "describe_node",
@@ -40,9 +40,11 @@ __all__ = [
     "hash_words",
     "held_run",
     "keys_of_slot",
+    "lose_last",
     "match",
     "match_tokens",
     "migrate",
+    "move_book",
     "nodes_by_depth",
     "refill",
     "remove",

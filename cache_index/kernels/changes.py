@@ -32,16 +32,16 @@ def apply(address, slots, rows, chains, removed, domain, row, done):
     return row, done, applied
 
 
-@kernel(STATE, INTEGER, IN_U64, WORD, IN_U64, WORD, WORD, INTEGER, nogil=False)
-def exchange(address, slot, lost, lost_domain, hashes, domain, parent, done):
-    """`remove` what a slot ``lost``, the last block first, and then `store` what it got instead.
+@kernel(STATE, INTEGER, IN_U64, IN_U64, WORD, WORD, INTEGER, nogil=False)
+def exchange(address, slot, lost, hashes, domain, parent, done):
+    """`remove` the keys that a slot ``lost``, and then `store` what it got instead.
 
     ``done`` blocks of the two are applied already; returns how many are now, which is all or until room has to be
     made. Keeps the GIL: waiting for it afterwards would take longer than a few blocks.
     """
     before = lost.shape[0]
     if done < before:
-        done = remove(address, slot, lost[::-1].copy(), lost_domain, done)
+        done = remove(address, slot, lost, ZERO, done)
         if done < before:
             return done
     return before + store(address, slot, hashes, hashes[:0], domain, parent, done - before)

@@ -20,7 +20,6 @@ IN_I32 = types.Array(types.int32, 1, "C", readonly=True)
 IN_I64 = types.Array(types.int64, 1, "C", readonly=True)
 IN_ROWS = types.Array(types.int64, 2, "C", readonly=True)
 IN_U64 = types.Array(types.uint64, 1, "C", readonly=True)
-ANY_U64 = types.Array(types.uint64, 1, "A", readonly=True)  # of any stride
 IN_U32 = types.Array(types.uint32, 1, "C", readonly=True)
 OUT_U64 = types.Array(types.uint64, 1, "C")
 OUT_I32 = types.Array(types.int32, 2, "C")

@@ -143,4 +143,5 @@ def pointer(kind: Any, code: ir.Type) -> Any:
 
 
 bytes_at = pointer(types.uint8, ir.IntType(8))
+floats_at = pointer(types.float64, ir.DoubleType())
 ids_at = pointer(types.uint32, ir.IntType(32))

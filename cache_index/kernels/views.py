@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from cache_index.kernel_set import inlined
-from cache_index.kernels.compilation import ANY_U64, IN_I32, IN_U64, INTEGER, OUT_U64, STATE, WORD, kernel
+from cache_index.kernels.compilation import IN_I32, IN_U64, INTEGER, OUT_U64, STATE, WORD, kernel
 from cache_index.kernels.holder_sets import bits_row, contains, members_of, record_of, small_row
 from cache_index.kernels.layout import (
     BIT_WORDS,
@@ -74,12 +74,6 @@ def common_beginning(run, chain, start, stride):
             differ = middle
         middle = (equal + differ) >> 1
     return equal * stride
-
-
-@kernel(ANY_U64, ANY_U64, INTEGER, nogil=False)
-def common(run, chain, start):
-    """`common_beginning` of every hash."""
-    return common_beginning(run, chain, start, 1)
 
 
 @inlined

@@ -5,9 +5,9 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import types
 
+from cache_index.kernels.machine_words import floats_at as floats_at
 from cache_index.kernels.machine_words import pointer
 
-floats_at = pointer(types.float64, ir.DoubleType())
 integers_at = pointer(types.int64, ir.IntType(64))
 tokens_at = pointer(types.int32, ir.IntType(32))
 counts_at = pointer(types.float32, ir.FloatType())

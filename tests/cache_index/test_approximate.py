@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_index import CacheIndex, Holder, Namespace, Tier, sequence_hashes
+from cache_index import CacheIndex, Holder, Namespace, Tier, UnknownHolderError, sequence_hashes
 from cache_index.approximate import ApproximateResidency
 from cache_index.hashing import Hashes
+from cache_index.kernels.assumed import NUMBER
 
 BLOCK = 4
 NAMESPACE = Namespace("tiny", BLOCK)
@@ -36,6 +37,18 @@ def made(capacity_blocks: int = 100) -> tuple[CacheIndex, ApproximateResidency]:
     residency = ApproximateResidency(index, ttl_s=TTL_S)
     residency.add(ENGINE, capacity_blocks)
     return index, residency
+
+
+def check_book(residency: ApproximateResidency) -> None:
+    """Every run is in its place, and found by the first key that it has left."""
+    book = residency._holders[ENGINE]
+    runs = book.runs()
+    assert sum(len(keys) for _, _, keys in runs) == book.blocks
+    assert [number for number, _, _ in runs] == sorted({number for number, _, _ in runs})
+    names = {int(key): int(row) - 1 for key, row in book._table if row}
+    assert {key: int(book._rows[row, NUMBER]) for key, row in names.items()} == {
+        keys[0]: number for number, _, keys in runs
+    }
 
 
 def test_what_was_routed_is_assumed() -> None:
@@ -157,11 +170,10 @@ def test_a_hot_prefix_does_not_grow_the_books() -> None:
     index, residency = made(capacity_blocks=16)
     for number in range(2000):
         residency.assume(ENGINE, NAMESPACE, chain(1, 2, 3, number % 5 + 10), number * 1e-3)
-    assumed = residency._holders[ENGINE]
-    assert assumed.blocks == 8 == sum(len(run.hashes) for run in assumed.runs.values())
-    assert len(assumed.runs) == len(assumed.beginnings)
-    assert all(run.hashes.base is None for run in list(assumed.runs.values())[:-1])  # nothing larger is held
-    assert index.stats().residencies == 8
+    assert residency.blocks(ENGINE) == 8 == index.stats().residencies
+    check_book(residency)
+    book = residency._holders[ENGINE]
+    assert (len(book._rows), len(book._keys)) == (64, 1_024)  # as at the beginning
 
 
 class Oracle:
@@ -176,11 +188,13 @@ class Oracle:
         self.used = {key: (call, at_s) for key, (call, at_s) in self.used.items() if at_s + TTL_S > now_s}
 
     def assume(self, keys: list[int], now_s: float) -> None:
+        if not keys:
+            return
         self.expire(now_s)
         for key in reversed(keys[: self.capacity]):
             self.used.pop(key, None)
             self.used[key] = (self.calls, now_s)
-        self.calls += bool(keys)
+        self.calls += 1
         while len(self.used) > self.capacity:
             del self.used[next(iter(self.used))]
 
@@ -219,7 +233,8 @@ def test_any_history_gives_what_the_oracle_holds(
         hashes = chain(*prompt)
         keys = (hashes ^ np.uint64(namespace.domain)).tolist()
         if action == "assume":
-            oracle.expire(now_s)
+            if keys:
+                oracle.expire(now_s)
             expected = oracle.last_used(keys)
             assert list(residency.assume(ENGINE, namespace, hashes, now_s)) == expected
             oracle.assume(keys, now_s)
@@ -233,8 +248,50 @@ def test_any_history_gives_what_the_oracle_holds(
             oracle.expire(now_s)
         assert index.residencies(ENGINE) == {(key, Tier.DEVICE) for key in oracle.used}
         assert residency.blocks(ENGINE) == len(oracle.used) <= capacity
-        assumed = residency._holders[ENGINE]
-        assert sum(len(run.hashes) for run in assumed.runs.values()) == assumed.blocks
-        assert {run.key: run for run in assumed.runs.values()} == assumed.beginnings
+        check_book(residency)
     residency.expire(now_s + TTL_S)
     assert index.stats().residencies == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_long_chains_and_many_requests_give_what_the_oracle_holds(seed: int) -> None:
+    """More than the book and the index have room for at first, and more than the index takes in at once."""
+    rng = np.random.default_rng(seed)
+    capacity = int(rng.integers(500, 5_000))
+    index, residency = made(capacity)
+    oracle, chats = Oracle(capacity), [chain(*rng.integers(0, 9, 3_000).tolist()) for _ in range(4)]
+    for call in range(300):
+        if rng.random() < 0.7:
+            hashes = chain(*rng.integers(0, 99, int(rng.integers(1, 12))).tolist())
+        else:
+            hashes = chats[rng.integers(len(chats))][: rng.integers(1, 3_000)]
+        keys = (hashes ^ np.uint64(NAMESPACE.domain)).tolist()
+        assert list(residency.assume(ENGINE, NAMESPACE, hashes, call * 0.01)) == oracle.last_used(keys)
+        oracle.assume(keys, call * 0.01)
+        assert residency.blocks(ENGINE) == len(oracle.used)
+    check_book(residency)
+    assert index.residencies(ENGINE) == {(key, Tier.DEVICE) for key in oracle.used}
+    residency.add(ENGINE, 100)
+    assert residency.blocks(ENGINE) == 100 == index.stats().residencies
+    check_book(residency)
+    assert residency.evicted(ENGINE, 300) == 100
+    assert index.stats().residencies == 0
+
+
+def test_many_short_requests_fit_into_the_book() -> None:
+    """A run for each of them."""
+    index, residency = made(20_000)
+    prompts = sequence_hashes(np.arange(25_000 * BLOCK, dtype=np.uint32), BLOCK)
+    for number, prompt in enumerate(prompts):
+        residency.assume(ENGINE, NAMESPACE, np.array([prompt]), number * 1e-5)
+    check_book(residency)
+    assert [number for number, _, _ in residency._holders[ENGINE].runs()] == list(range(5_000, 25_000))
+    assert index.stats().residencies == 20_000
+
+
+def test_who_is_not_registered_is_told_so() -> None:
+    index, residency = made()
+    index.unregister(ENGINE)
+    with pytest.raises(UnknownHolderError):
+        residency.assume(ENGINE, NAMESPACE, chain(1), 0.0)
+    assert residency.blocks(ENGINE) == 0

@@ -64,22 +64,6 @@ class IndexMachine(RuleBasedStateMachine):
     def apply(self, stretches: list[tuple[Holder, Tier, bool, np.ndarray]], namespace: Namespace) -> None:
         self.both.apply([each for each in stretches if each[0] in self.both.plain.holders], namespace)
 
-    @rule(
-        holder=holders,
-        lost=st.none() | st.tuples(st.sampled_from([NAMESPACE, OTHER]), pieces()),
-        hashes=pieces(),
-        namespace=st.sampled_from([NAMESPACE, OTHER]),
-    )
-    def exchange(
-        self,
-        holder: Holder,
-        lost: tuple[Namespace, np.ndarray] | None,
-        hashes: np.ndarray,
-        namespace: Namespace,
-    ) -> None:
-        if holder in self.both.plain.holders:
-            self.both.exchange(holder, lost, namespace, hashes)
-
     @rule(holder=holders, tier=st.one_of(st.none(), tiers))
     def clear(self, holder: Holder, tier: Tier | None) -> None:
         self.both.clear(holder, tier)
@@ -288,21 +272,6 @@ def test_many_changes_at_once_leave_what_they_would_one_by_one() -> None:
     trees = (each.tree(limit=40_000).nodes for each in (at_once, one_by_one))
     mine, theirs = ({(n.hash, n.parent, n.depth, frozenset(n.holders)) for n in nodes} for nodes in trees)
     assert mine == theirs
-
-
-def test_many_blocks_are_exchanged_for_many() -> None:
-    """More of both than there is room for at once."""
-    index, holder = CacheIndex(), Holder("one")
-    index.register(holder)
-    one, two = chain(1, 5_000), chain(2, 9_000)
-    index.exchange(holder, None, NAMESPACE, one)
-    assert index.held_blocks(holder, Tier.DEVICE) == 5_000
-    index.exchange(holder, (NAMESPACE, one[1_000:]), OTHER, two)
-    assert index.match(NAMESPACE, one)[0, Tier.DEVICE] == 1_000
-    assert index.match(OTHER, two)[0, Tier.DEVICE] == 9_000
-    assert index.held_blocks(holder, Tier.DEVICE) == 10_000
-    with pytest.raises(UnknownHolderError):
-        index.exchange(Holder("nobody"), None, NAMESPACE, one)
 
 
 def test_changes_of_unknown_holders_change_nothing() -> None:

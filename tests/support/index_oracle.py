@@ -131,18 +131,6 @@ class Both:
         chains, removed = (np.array(sides[stored], np.uint64) for stored in (True, False))
         self.index.apply(owners, namespace, Changes(np.array(rows, np.int64).reshape(-1, 5), chains, removed))
 
-    def exchange(
-        self,
-        holder: Holder,
-        lost: tuple[Namespace, np.ndarray] | None,
-        namespace: Namespace,
-        hashes: np.ndarray,
-    ) -> None:
-        self.index.exchange(holder, lost, namespace, hashes)
-        if lost is not None:
-            self.plain.remove(holder, Tier.DEVICE, *lost)
-        self.plain.store(holder, Tier.DEVICE, namespace, hashes)
-
     def clear(self, holder: Holder, tier: Tier | None = None) -> None:
         self.index.clear(holder, tier)
         self.plain.clear(holder, tier)
