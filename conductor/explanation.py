@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -113,21 +115,24 @@ class RecordLog:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._candidates = 0
-        self._records: OrderedDict[str, PlacementRecord] = OrderedDict()
+        self._records: deque[PlacementRecord] = deque()  # an ordered dict takes a microsecond more for each
 
     def add(self, record: PlacementRecord) -> Sequence[Floats]:
-        """Returns the blocks of the records that left: its own if none are kept."""
+        """Returns the blocks of the records that left: its own if none are kept.
+
+        Ids count up behind a prefix.
+        """
         block = record.block
         assert block is not None
         if not self._capacity:
             record.block = None
             return (block,)
         records = self._records
-        records[record.placement.placement_id] = record
+        records.append(record)
         self._candidates += len(record.roster.ranks)
         left: list[Floats] = []
         while (len(records) > self._capacity or self._candidates > self.MAX_CANDIDATES) and len(records) > 1:
-            _, oldest = records.popitem(last=False)
+            oldest = records.popleft()
             block, oldest.block = oldest.block, None
             assert block is not None
             self._candidates -= len(oldest.roster.ranks)
@@ -135,12 +140,20 @@ class RecordLog:
         return left
 
     def get(self, placement_id: str) -> PlacementRecord | None:
-        return self._records.get(placement_id)
+        records = self._records
+        at = bisect_left(records, _counted(placement_id), key=lambda r: _counted(r.placement.placement_id))
+        if at < len(records) and records[at].placement.placement_id == placement_id:
+            return records[at]
+        return None
 
     def latest(self, limit: int) -> Iterator[PlacementRecord]:
         """Newest first."""
-        for _, placement_id in zip(range(limit), reversed(self._records), strict=False):
-            yield self._records[placement_id]
+        return islice(reversed(self._records), limit)
+
+
+def _counted(placement_id: str) -> tuple[int, str]:
+    """By which ids that count up are in order."""
+    return len(placement_id), placement_id
 
 
 def _ms(seconds: float | None) -> float | None:

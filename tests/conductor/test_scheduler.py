@@ -217,6 +217,17 @@ def test_records_are_bounded() -> None:
     assert kept == ids[:1:-1]
 
 
+def test_records_are_found_by_id() -> None:
+    scheduler = make_scheduler("m")
+    scheduler.records._capacity = 25
+    ids = [scheduler.place(request(64), 0.0).placement_id for _ in range(110)]
+    found = [scheduler.records.get(placement_id) for placement_id in ids]
+    assert found[:85] == [None] * 85
+    assert [record.placement.placement_id for record in found[85:] if record is not None] == ids[85:]
+    for unknown in ("", "1000000", "someone-else's", ids[90] + "0", ids[90][:-1]):
+        assert scheduler.records.get(unknown) is None
+
+
 def test_records_of_what_was_answered_keep_no_long_prompts() -> None:
     scheduler = make_scheduler("mm")
     asked = request(2_000)
