@@ -60,17 +60,33 @@ class KeyRing:
     ) -> None:
         """Raises ValueError for a key that is there twice."""
         self._secret = os.urandom(32)
+        self._make_account = make_account
         self._known: dict[bytes, tuple[ApiKey, Account]] = {}
-        self.keys = tuple(keys)
-        self.tenants: dict[str, TenantCounts] = {}
+        self.keys: tuple[ApiKey, ...] = ()
+        self.tenants: dict[str, TenantCounts] = {}  # former ones too
         self.accounts: dict[str, Account] = {}  # by the keys' names
-        for key in self.keys:
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[ApiKey]) -> None:
+        """No others are known from now on; what has been admitted goes on.
+
+        One whose name, tenant and limits stay has used what it had used of them. Raises ValueError for a key that
+        is there twice, and changes nothing then.
+        """
+        keys, former = tuple(keys), {(key.name, key.tenant, key.limits) for key in self.keys}
+        known: dict[bytes, tuple[ApiKey, Account]] = {}
+        accounts: dict[str, Account] = {}
+        for key in keys:
             blinded = self._blinded(key.sha256)
-            if blinded in self._known:
-                raise ValueError(f"the keys {self._known[blinded][0].name!r} and {key.name!r} are the same")
-            tenant = self.tenants.setdefault(key.tenant, TenantCounts())
-            account = self.accounts[key.name] = make_account(key, tenant)
-            self._known[blinded] = (key, account)
+            if blinded in known:
+                raise ValueError(f"the keys {known[blinded][0].name!r} and {key.name!r} are the same")
+            if (key.name, key.tenant, key.limits) in former:
+                account = self.accounts[key.name]
+            else:
+                account = self._make_account(key, self.tenants.setdefault(key.tenant, TenantCounts()))
+            accounts[key.name] = account
+            known[blinded] = (key, account)
+        self._known, self.accounts, self.keys = known, accounts, keys
 
     def identify(self, headers: Headers) -> tuple[ApiKey, Account]:
         """Raises RequestError (401)."""

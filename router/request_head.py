@@ -16,6 +16,7 @@ class RequestHead:
     """
 
     __slots__ = (
+        "_key",
         "_terms",
         "client_takes_chunks",
         "endpoint",
@@ -44,12 +45,17 @@ class RequestHead:
         self.client_takes_chunks = client_takes_chunks
         self.expects_continue = expects_continue
         self.request_id = client_request_id(headers)
+        self._key: ApiKey | None = None
         self._terms: RequestTerms | None = None
         self.forwarded = forwarded_fields(headers)
 
     def terms(self, key: ApiKey | None) -> RequestTerms:
-        """Where the head tells the ``key``, it is the same one every time. Raises RequestError (400)."""
+        """``key`` is the one that the head shows: another object only when keys were read again.
+
+        Raises RequestError (400).
+        """
         terms = self._terms
-        if terms is None:
+        if terms is None or key is not self._key:
             terms = self._terms = parse_terms(self.headers, key)
+            self._key = key
         return terms

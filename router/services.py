@@ -9,7 +9,7 @@ import os
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -23,7 +23,7 @@ from conductor.placement import (
     PlacementRequest,
     Usage,
 )
-from router.api_keys import KeyRing
+from router.api_keys import ApiKey, KeyRing
 from router.cors import CorsPolicy
 from router.hedging import FirstBytes
 from router.inference import Body, Endpoint, InferenceRequest, parse_inference
@@ -178,6 +178,22 @@ class RouterServices:
         """Admission has ended a placement while its request was being sent on."""
         for exchange in list(self.active):
             exchange.placement_revoked(placement_id, error)
+
+    def use_keys(self, keys: Sequence[ApiKey] | None) -> bool:
+        """Know these from now on; whether that was done.
+
+        A door that is open, or asks for keys, stays so: a mistake must not open it.
+        """
+        if (self.keys is None) != (not keys):
+            logger.error(
+                "the keys stay as they were: a front door asks for keys, or for none, until it stops",
+                remedy="restart it",
+            )
+            return False
+        if self.keys is not None and keys:
+            self.keys.replace(keys)
+            logger.info("keys were read again", keys=len(keys))
+        return True
 
     def only_model(self) -> str:
         """The model that is served here, where it is one only, adapters and aliases apart.

@@ -13,27 +13,36 @@ from router import ApiKey, KeyLimits, KeyRing
 
 def make_key_ring(config: Config, environment: Mapping[str, str]) -> KeyRing | None:
     """None where no keys are configured, and everybody may use everything. Raises ConfigError."""
-    if not config.api_keys:
-        return None
-    return _ring([_api_key(key, config, environment) for key in config.api_keys])
+    return KeyRing(api_keys(config, environment)) if config.api_keys else None
 
 
 def make_rest_ring(config: Config, environment: Mapping[str, str]) -> KeyRing | None:
-    """Who may use the REST API: the keys above and `server.admin_token`. Raises ConfigError."""
-    token = config.server.admin_token
+    """Who may use the REST API; None where everybody may. Raises ConfigError."""
+    keys = rest_keys(config, environment)
+    return KeyRing(keys) if keys else None
+
+
+def api_keys(config: Config, environment: Mapping[str, str]) -> list[ApiKey]:
+    """Those of clients. Raises ConfigError, also for a key that is there twice."""
+    return _all_different([_api_key(key, config, environment) for key in config.api_keys])
+
+
+def rest_keys(config: Config, environment: Mapping[str, str]) -> list[ApiKey]:
+    """The keys above and `server.admin_token`. Raises as they do."""
+    keys, token = api_keys(config, environment), config.server.admin_token
     if token is None:
-        return make_key_ring(config, environment)
+        return keys
     digest = hashlib.sha256(token.get_secret_value().encode()).digest()
     name = "server.admin_token"
-    keys = [_api_key(key, config, environment) for key in config.api_keys]
-    return _ring([*keys, ApiKey(name, digest, tenant=name, admin=True)])
+    return _all_different([*keys, ApiKey(name, digest, tenant=name, admin=True)])
 
 
-def _ring(keys: list[ApiKey]) -> KeyRing:
+def _all_different(keys: list[ApiKey]) -> list[ApiKey]:
     try:
-        return KeyRing(keys)
+        KeyRing(keys)
     except ValueError as error:
         raise ConfigError(f"api_keys: {error}") from None
+    return keys
 
 
 def _api_key(key: ApiKeyConfig, config: Config, environment: Mapping[str, str]) -> ApiKey:

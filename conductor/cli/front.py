@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from conductor.configuration_faults import ConfigError
+from router import ApiKey
 
 _OF_PORTS: Final = (errno.EADDRINUSE, errno.EACCES)
 
@@ -40,6 +41,9 @@ class Front(Protocol):
 
     def reload_certificate(self) -> None:
         """It was renewed."""
+
+    def use_keys(self, keys: list[ApiKey]) -> None:
+        """They were read again; the services know them."""
 
     async def stop(self) -> None:
         """Let streams finish until the deadline, then end them."""

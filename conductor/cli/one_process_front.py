@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from conductor.cli.front import cannot_listen
 from conductor.cli.front_door_options import reload_certificate
 from conductor.config import Config
+from router import ApiKey
 from router.server import FrontDoorServer
 from router.services import RouterServices
 from router.tls import ServerTls
@@ -52,6 +53,9 @@ class OneProcessFront:
     def reload_certificate(self) -> None:
         if self._tls is not None:
             reload_certificate(self._tls)
+
+    def use_keys(self, keys: list[ApiKey]) -> None:
+        pass
 
     async def stop(self) -> None:
         if self._server is not None:

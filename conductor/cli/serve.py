@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import secrets
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -39,12 +38,13 @@ from conductor.cli.discovery_sources import start_discovery
 from conductor.cli.emulation import EmulatedCluster
 from conductor.cli.file_limit import raise_file_limit
 from conductor.cli.front import Front
-from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
+from conductor.cli.front_door_options import engine_context, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.learned import save_learned, save_learned_forever, saved_calibrations, saved_lengths
 from conductor.cli.logs import configure_logs
 from conductor.cli.one_process_front import OneProcessFront
 from conductor.cli.picker import start_picker
+from conductor.cli.read_again import ReadAgain
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_desk import open_router_desk
 from conductor.cli.router_services import make_services, tokenizer_folders
@@ -129,7 +129,8 @@ def serve(
         "emulation": _given(cluster=emulate, speed=emulate_speed),
         "log": _given(level=log_level),
     }
-    config = load_config(config_file, {name: values for name, values in flags.items() if values})
+    given = {name: values for name, values in flags.items() if values}
+    config = load_config(config_file, given)
     others_bring = config.discovery.brings_instances or config.shared_state.url is not None
     if config.emulation.cluster is None and not config.instances and not others_bring:
         raise ConfigError(
@@ -142,18 +143,19 @@ def serve(
     rehearse()
     if config.tier_planner.enabled:
         rehearse_reuse()
-    uvloop.run(_serve(config))
+    uvloop.run(_serve(config, partial(load_config, config_file, given)))
 
 
 def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, read: Callable[[], Config]) -> None:
     """Bring everything up in order, wait for a signal, take it down in reverse."""
     stop = asyncio.Event()
     tls = server_tls(config.server.tls)
-    on_stop_signal(stop.set, None if tls is None else partial(reload_certificate, tls))
+    read_again = ReadAgain(config, read)
+    on_stop_signal(stop.set, read_again if read_again.has_anything else None)
     clock = time.monotonic
     async with AsyncExitStack() as stack:
         instances = list(config.instances)
@@ -233,9 +235,10 @@ async def _serve(config: Config) -> None:
         registry.register(DiscoveryCollector(discovered.roll))
         registry.register(IndexCollector(index, feeds, snapshots))
         shared.measure(registry)
+        rest_ring = make_rest_ring(config, os.environ)
         app = create_app(
             services,
-            keys=make_rest_ring(config, os.environ),
+            keys=rest_ring,
             not_ready_reason=lambda: scheduler.why_not_ready(clock()),
             routers=[
                 rest,
@@ -251,8 +254,6 @@ async def _serve(config: Config) -> None:
             app.include_router(make_console_routes())
         for router, prefix in feeds.routers():
             app.include_router(router, prefix=prefix)
-        if tls is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, front.reload_certificate)
         await front.start(app)
         if emulated is not None:
             stack.push_async_callback(emulated.stop)
@@ -273,6 +274,7 @@ async def _serve(config: Config) -> None:
         desk = await open_router_desk(config, services, tokenizers, scheduler, front.url, stack)
         if desk is not None:
             told_of_loss.append(desk.instance_lost)
+        read_again.serve(services, rest_ring, front, desk)
         loads = SglangLoadFeeds(_deliver_on_loop(scheduler, clock))
         loads.start()
         stack.callback(loads.close)

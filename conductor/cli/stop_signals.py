@@ -16,8 +16,8 @@ def on_stop_signal(stop: Callable[[], object], read_again: Callable[[], object] 
     """Call ``stop`` in the running loop on Ctrl-C, on SIGTERM, and when the terminal is closed (SIGHUP).
 
     SIGHUP stays ignored where it is, as under nohup. Without a terminal it was sent to have something read again:
-    a service with certificates does so (``read_again``), from the beginning: they may be renewed while it starts;
-    others say that they have nothing to read.
+    a service with keys or certificates does so (``read_again``), from the beginning: they may change while it
+    starts; others say that they have nothing to read.
     """
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -38,6 +38,6 @@ def _has_terminal() -> bool:
 
 def _say_that_nothing_is_read() -> None:
     _log.warning(
-        "SIGHUP has no effect: there is no certificate to read again, and the configuration is read at the start",
-        remedy="restart to read it; instances change without one (discovery.file, PUT /v1/instances/{id})",
+        "SIGHUP has no effect: there are no keys and no certificate to read again",
+        remedy="restart to read the rest; instances change without one (discovery.file, PUT /v1/instances/{id})",
     )

@@ -21,6 +21,7 @@ from conductor.cli.worker_processes import WorkerProcesses
 from conductor.config import Config
 from conductor.configuration_faults import ConfigError
 from conductor.front_door_config import FrontDoorConfig
+from router import ApiKey
 from router.server import BACKLOG, PlainServer, address_url, listen, private_socket
 from router.services import RouterServices
 from router.workers.desk import PlacementDesk
@@ -101,6 +102,9 @@ class WorkerFront:
         """Every worker reads the certificate again."""
         if self._processes is not None:
             self._processes.signal(signal.SIGHUP)
+
+    def use_keys(self, keys: list[ApiKey]) -> None:
+        self._desk.use_keys(keys)
 
     async def start(self, app: FastAPI) -> None:
         """Listen, and start the workers. Raises ConfigError naming what cannot be had."""

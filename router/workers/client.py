@@ -44,6 +44,7 @@ from router.workers.messages import (
     Hello,
     InstanceLost,
     Instances,
+    Keys,
     Leave,
     MessageError,
     MetricFamily,
@@ -116,19 +117,30 @@ class PlacementClient(asyncio.Protocol):
         self._models: list[ModelCard] = []
         self._services: RouterServices | None = None
         self._families: Callable[[], Iterable[MetricFamily]] = tuple
+        self._keys: list[ApiKey] | None = None  # told before there were services
         self.unheard = 0  # pings since anything came last
         self.on_instances: Callable[[Instances], None] = lambda told: None
+        self.on_keys: Callable[[list[ApiKey]], None] = self.use_keys
 
     def serve(self, services: RouterServices, families: Callable[[], Iterable[MetricFamily]]) -> None:
         """Answers go to these services; ``families`` are the metrics that the conductor asks for."""
         self._services = services
         self._families = families
+        if self._keys is not None:
+            services.use_keys(self._keys)
 
     def make_account(self, key: ApiKey, tenant: TenantCounts) -> Account:
         """Keys without limits need nobody's permission."""
         if key.limits == UNLIMITED:
             return Account(key.name, key.limits, tenant)
         return RemoteAccount(key.name, tenant, self)
+
+    def use_keys(self, keys: list[ApiKey]) -> None:
+        """Those of clients were read again."""
+        if self._services is None:
+            self._keys = keys
+        else:
+            self._services.use_keys(keys)
 
     def greet(self, worker: int, pid: int, token: str = "", clock_s: float = 0.0) -> None:
         self._send(Hello(worker, pid, token, clock_s))
@@ -293,6 +305,8 @@ class PlacementClient(asyncio.Protocol):
                     self._services.instance_lost(message.instance_id, message.reason)
             case Instances():
                 self.on_instances(message)
+            case Keys():
+                self.on_keys(message.keys)
             case Pong():
                 pass
             case Welcome():

@@ -56,6 +56,7 @@ class Conductor:
         self.link: PlacementClient | None = None
         self.setup: Setup | None = None
         self.told: Instances | None = None
+        self.keys: list[ApiKey] | None = None  # where it read them again
         self.complained = False
 
     @property
@@ -109,6 +110,7 @@ class Conductors:
         for each in self.conductors:
             if each.link is not None:
                 each.link.serve(services, tuple)
+        self._use_keys()
 
     async def close(self) -> None:
         self._closing = True
@@ -144,6 +146,8 @@ class Conductors:
         try:
             client.greet(-1, os.getpid(), self._token, self._clock())
             client.on_instances = partial(self._told, conductor)
+            client.on_keys = partial(self._told_keys, conductor)
+            conductor.keys = None
             async with asyncio.timeout(WELCOME_WITHIN_S):
                 conductor.setup = await client.welcomed
             if self._services is not None:
@@ -172,12 +176,28 @@ class Conductors:
             self._active = next((each for each in self.conductors if each.link is not None), None)
             if self._active is not None and self._active.told is not None:
                 self.local.know(self._active.told)
+            self._use_keys()
 
     def _told(self, conductor: Conductor, told: Instances) -> None:
         """Who can take requests, by the conductor that is asked."""
         conductor.told = told
         if conductor is self._active or not self.local.knows_any:
             self.local.know(told)
+
+    def _told_keys(self, conductor: Conductor, keys: list[ApiKey]) -> None:
+        """They were read again there."""
+        conductor.keys = keys
+        if conductor is self._active:
+            self._use_keys()
+
+    def _use_keys(self) -> None:
+        """Those of the conductor that is asked, which may have begun anew with others."""
+        active, services = self._active, self._services
+        if services is None or active is None or active.setup is None:
+            return
+        keys = active.setup.keys if active.keys is None else active.keys
+        if (None if services.keys is None else list(services.keys.keys)) != keys:
+            services.use_keys(keys)
 
     def _lost(self, conductor: Conductor, client: PlacementClient) -> None:
         """Ask somebody else for what it has not answered."""

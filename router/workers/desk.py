@@ -11,9 +11,11 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from conductor.placement import Placement, PlacementError, RejectedError
+from router.api_keys import ApiKey
 from router.errors import internal_error
 from router.refusals import AnsweredError
 from router.server import private_socket
@@ -32,6 +34,7 @@ from router.workers.messages import (
     GrantEnded,
     Hello,
     InstanceLost,
+    Keys,
     Leave,
     MadePlacement,
     MessageError,
@@ -98,7 +101,15 @@ class PlacementDesk:
     def instance_lost(self, instance_id: str, reason: str) -> None:
         """Workers place again what waits for an instance that is down."""
         for link in self.links:
-            link.send(InstanceLost(instance_id, reason))
+            if link.greeted:
+                link.send(InstanceLost(instance_id, reason))
+
+    def use_keys(self, keys: list[ApiKey]) -> None:
+        """Workers know these from now on."""
+        self.setup = msgspec.structs.replace(self.setup, keys=keys)
+        for link in self.links:
+            if link.greeted:
+                link.send(Keys(keys))
 
     async def collect(self, within_s: float) -> None:
         """Ask every worker for its metrics; one that does not answer in time keeps its former ones."""
@@ -146,6 +157,7 @@ class WorkerLink(asyncio.Protocol):
     def __init__(self, desk: PlacementDesk) -> None:
         self.worker = -1
         self.pid = 0
+        self.greeted = False
         self.ready = False
         self.unheard = 0  # times that it was asked since it last sent anything
         self._desk = desk
@@ -256,7 +268,7 @@ class WorkerLink(asyncio.Protocol):
                 if self._collecting:  # answers come in the order of the questions
                     self._collecting.popleft().set_result(None)
             case Hello():
-                self.worker, self.pid = message.worker, message.pid
+                self.worker, self.pid, self.greeted = message.worker, message.pid, True
                 self.send(Welcome(self._desk.setup))
             case Ping():
                 self.send(Pong())

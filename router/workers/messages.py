@@ -410,6 +410,12 @@ class Instances(_Message, tag=8):
     aliases: dict[str, str]
 
 
+class Keys(_Message, tag=9):
+    """Those of clients, when they were read again."""
+
+    keys: list[ApiKey]
+
+
 FromWorker = (
     Hello
     | Ready
@@ -425,7 +431,7 @@ FromWorker = (
     | Samples
     | Ping
 )
-FromConductor = Welcome | Placed | Refused | Revoked | InstanceLost | Collect | Pong | Instances
+FromConductor = Welcome | Placed | Refused | Revoked | InstanceLost | Collect | Pong | Instances | Keys
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_worker: Final[msgspec.msgpack.Decoder[FromWorker]] = msgspec.msgpack.Decoder(FromWorker)

@@ -64,7 +64,7 @@ class RouterDesk(PlacementDesk):
             if encoded != told:
                 told = encoded
                 for link in self.links:
-                    if isinstance(link, RouterLink) and link.greeted:
+                    if link.greeted:
                         link.send(now)
 
     def close(self) -> None:
@@ -78,7 +78,6 @@ class RouterLink(WorkerLink):
 
     def __init__(self, desk: RouterDesk) -> None:
         super().__init__(desk)
-        self.greeted = False
         self._routers = desk
         self._ahead_s = 0.0  # of the router's clock, the clock here
 
@@ -108,7 +107,6 @@ class RouterLink(WorkerLink):
         )
         if not isinstance(message, Hello) or not known:
             raise MessageError("a router must first show server.admin_token")
-        self.greeted = True
         self._ahead_s = self._clock() - message.clock_s
         super()._receive(message)
         self.worker = -1  # it is counted by itself

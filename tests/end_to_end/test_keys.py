@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -72,6 +73,66 @@ def assert_closed(url: str, headers: dict[str, str], status: int, inference: set
                 assert http.request(method, path, json={}).status_code == status, (method, path)
                 checked += 1
     assert checked > 10
+
+
+def status_of(url: str, key: str) -> int:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}
+    headers = {"x-api-key": key}
+    return httpx.post(
+        f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False
+    ).status_code
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.extended)])
+def test_keys_are_read_again(tmp_path: Path, workers: int) -> None:
+    """By the front door, by its workers, and by a router elsewhere."""
+    routers_port, port = free_port(), free_port()
+    server = {"workers": workers, "routers_port": routers_port, "admin_token": TOKEN}
+
+    def written(*names_and_keys: tuple[str, str], **more: object) -> tuple[str, ...]:
+        keys = [{"name": name, "key": key} for name, key in names_and_keys]
+        emulation = {"cluster": "1", "speed": 10}
+        return config(tmp_path, {"server": server, "api_keys": keys, "emulation": emulation, **more})
+
+    def everywhere(key: str) -> list[int]:
+        return [status_of(url, key) for url in (door.url, f"http://127.0.0.1:{port}") for _ in range(3)]
+
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    arguments = written(("alice", ALICE), ("bob", BOB))
+    with front_door(tmp_path, *arguments, headers=bearer) as door, contextlib.ExitStack() as stack:
+        log = stack.enter_context((tmp_path / "router.log").open("wb"))
+        router = subprocess.Popen(
+            conductor_command("router", "--port", str(port), "--conductor", f"127.0.0.1:{routers_port}"),
+            env=os.environ | {"CONDUCTOR_SERVER__ADMIN_TOKEN": TOKEN},
+            stdout=log,
+            stderr=log,
+        )
+        stack.callback(router.wait, 30)
+        stack.callback(router.send_signal, signal.SIGINT)
+
+        def accepts() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return status_of(f"http://127.0.0.1:{port}", ALICE) == 200
+            return False
+
+        door.wait_until(accepts, "the router's start")
+        assert everywhere(BOB) == [200] * 6
+        written(("alice", ALICE), ("root", ROOT), scheduling={"policy": "round_robin"})
+        door.process.send_signal(signal.SIGHUP)
+        door.wait_until(lambda: everywhere(BOB) == [401] * 6, "that the key is unknown everywhere")
+        assert everywhere(ALICE) == everywhere(ROOT) == [200] * 6
+        assert '"settings": ["scheduling"]' in door.log.read_text()
+        for names, told in (
+            ((("alice", ALICE), ("alice", ROOT)), "all stays as it was"),
+            ((), "as they were"),
+        ):
+            written(*names)
+            door.process.send_signal(signal.SIGHUP)
+            door.wait_until(lambda told=told: told in door.log.read_text(), "a line that tells why")
+            assert everywhere(ALICE) == [200] * 6 and everywhere(WRONG) == [401] * 6
+        assert door.get("/v1/instances")["instances"]
+        assert ROOT not in door.log.read_text()
+        assert door.stop() == 0
 
 
 INFERENCE = {

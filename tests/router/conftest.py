@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from conductor.placement import (
     UnknownModelError,
     Usage,
 )
-from router import CorsPolicy, FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
+from router import ApiKey, CorsPolicy, FrontDoorServer, KeyRing, RouterServices, RouterSettings, create_app
 from router.workers.client import connect
 from router.workers.desk import PlacementDesk
 from router.workers.messages import Setup
@@ -262,6 +262,19 @@ class FrontDoor:
     placements: Placements
     client: httpx.AsyncClient
     registries: list[CollectorRegistry]
+    desk: PlacementDesk | None  # of whose worker it is
+
+    async def use_keys(self, keys: Sequence[ApiKey] | None) -> bool:
+        """They were read again."""
+        if self.desk is None:
+            return self.services.use_keys(keys)
+        if not self.desk.services.use_keys(keys):
+            return False
+        assert keys is not None and self.services.keys is not None
+        self.desk.use_keys(list(keys))
+        ring = self.services.keys
+        await wait_until(lambda: ring.keys == tuple(keys))
+        return True
 
     @property
     def port(self) -> int:
@@ -383,18 +396,18 @@ class Cluster:
             clock=clock,
         )
         app = create_app(services, not_ready_reason=not_ready_reason, routers=routers)
-        registries = [services.metrics.registry]
+        registries, desk = [services.metrics.registry], None
         if self.over_a_socket:
-            services = await self._behind_a_desk(services)
+            desk, services = await self._behind_a_desk(services)
             registries.append(services.metrics.registry)
         server = FrontDoorServer(app, services, port=0, tls=tls)
         await server.start()
         self._stack.push_async_callback(server.stop)
         client = httpx.AsyncClient(base_url=server.url, timeout=20, trust_env=False, verify=verify)
         await self._stack.enter_async_context(client)
-        return FrontDoor(server, services, placements, client, registries)
+        return FrontDoor(server, services, placements, client, registries, desk)
 
-    async def _behind_a_desk(self, inner: RouterServices) -> RouterServices:
+    async def _behind_a_desk(self, inner: RouterServices) -> tuple[PlacementDesk, RouterServices]:
         """Services of a worker, whose placements are the inner services'."""
         assert self._folder is not None
         path = self._folder / f"{id(inner):x}.sock"
@@ -411,7 +424,7 @@ class Cluster:
         client.serve(services, tuple)
         client.ready()
         self._stack.push_async_callback(client.close)
-        return services
+        return desk, services
 
 
 ALSO_OVER_A_SOCKET = ("test_api_keys", "test_failures", "test_hedging", "test_retry_budget", "test_sglang")

@@ -339,6 +339,77 @@ def test_keys_that_are_the_same_are_refused() -> None:
         KeyRing([ApiKey("a", digest, "t"), ApiKey("b", digest, "u")])
 
 
+async def test_keys_are_replaced_while_clients_stay_connected(cluster: Any) -> None:
+    """One connection, whose head is known after the second request."""
+    keys = ring(requests_per_minute=9, priority=1)
+    door = await cluster.door([await cluster.engine()], keys=keys)
+
+    async def ask() -> Any:
+        return await door.client.post(
+            CHAT, json=cluster.chat_document(), headers={**BEARER, "x-conductor-priority": "8"}
+        )
+
+    left = [(await ask()).headers["x-ratelimit-remaining-requests"] for _ in range(3)]
+    assert left == ["8", "7", "6"]
+    assert await door.use_keys(ring(requests_per_minute=9, priority=3).keys)
+    assert (await ask()).headers["x-ratelimit-remaining-requests"] == "5"
+    assert await door.use_keys(ring(requests_per_minute=9, tenant="sales").keys)
+    assert (await ask()).headers["x-ratelimit-remaining-requests"] == "8"
+    assert [(each.tenant, each.priority) for each in door.placements.asked[2:]] == [
+        ("research", 1),
+        ("research", 3),
+        ("sales", 0),
+    ]
+    assert await door.use_keys(ring(secret="another").keys)
+    refused = await ask()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert (
+        await door.client.post(CHAT, json=cluster.chat_document(), headers={"x-api-key": "another"})
+    ).is_success
+    assert door.sample("conductor_tenant_requests_total", code="200", tenant="research") == 5
+    assert door.sample("conductor_tenant_requests_total", code="200", tenant="sales") == 1
+
+
+async def test_what_a_replaced_key_began_is_finished_and_counted_for_it(cluster: Any) -> None:
+    go_on = asyncio.Event()
+
+    async def respond(request: Any, writer: asyncio.StreamWriter) -> None:
+        writer.write(cluster.STREAM_HEAD + cluster.chunk(cluster.event()))
+        await go_on.wait()
+        writer.write(cluster.chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    keys = ring(concurrency=1)
+    door = await cluster.door([await cluster.engine("e0", respond)], keys=keys)
+    body = cluster.chat_document(stream=True)
+    async with door.client.stream("POST", CHAT, json=body, headers=BEARER) as response:
+        lines = response.aiter_lines()
+        assert (await anext(lines)).startswith("data: ")
+        assert await door.use_keys(ring(secret="another").keys)
+        assert keys.tenants["research"].active == 1
+        go_on.set()
+        assert [line async for line in lines if line][-1] == "data: [DONE]"
+    await cluster.wait_until(lambda: keys.tenants["research"].active == 0)
+
+
+@pytest.mark.parametrize("keys", [None, ring()])
+async def test_an_open_door_stays_open_and_a_closed_one_closed(cluster: Any, keys: KeyRing | None) -> None:
+    door = await cluster.door([await cluster.engine()], keys=keys)
+    assert not await door.use_keys(ring().keys if keys is None else None)
+    assert not await door.use_keys(ring().keys if keys is None else [])
+    answer = await door.client.post(CHAT, json=cluster.chat_document())
+    assert answer.status_code == (200 if keys is None else 401)
+
+
+def test_of_keys_that_are_the_same_none_is_taken() -> None:
+    keys = ring()
+    before = keys.keys
+    digest = hashlib.sha256(b"k").digest()
+    with pytest.raises(ValueError, match="'a' and 'b' are the same"):
+        keys.replace([ApiKey("a", digest, "t"), ApiKey("b", digest, "u")])
+    assert keys.keys is before
+    assert keys.identify([(b"x-api-key", SECRET.encode())])[0].name == "alice"
+
+
 def test_nothing_of_a_key_is_shown() -> None:
     key = ApiKey("a", hashlib.sha256(SECRET.encode()).digest(), "t")
     assert "sha256" not in repr(key)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cluster_factory import make_scheduler, request
+from msgspec.structs import replace
 
 from conductor.admission import WaitingRoom
 from conductor.cli.router_desk import candidates
@@ -263,6 +264,26 @@ async def test_a_key_that_a_conductor_has_no_longer_costs_only_its_own_requests(
     assert len(next(iter(a.desk.links))._grants) == 0
     await router.conductors.close()
     a.close()
+
+
+async def test_keys_that_are_read_again_reach_routers(two) -> None:
+    """Those of the conductor that is asked: both, when they are changed, and when it is another one."""
+    a, b, router = two
+    services = RouterServices(router.conductors, keys=KeyRing([KEY], router.conductors.make_account))
+    router.conductors.serve(services)
+    account = services.keys.accounts["k"]
+    others = [ApiKey(name, hashlib.sha256(name.encode()).digest(), tenant=name) for name in "xyz"]
+    for office, keys in ((b, [others[0]]), (a, [KEY, others[1]])):
+        assert office.services.use_keys(keys)
+        office.desk.use_keys(keys)
+    await until(lambda: services.keys.keys == (KEY, others[1]))
+    assert services.keys.accounts["k"] is account
+    a.close()
+    await until(lambda: services.keys.keys == (others[0],))
+    a.desk.setup = replace(a.desk.setup, keys=[others[2]])  # as after a start with another file
+    b.close()
+    await a.open()
+    await until(lambda: services.keys.keys == (others[2],))
 
 
 def router_tenant():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from conductor.placement import (
     UnknownModelError,
     Usage,
 )
+from router.api_keys import ApiKey, KeyRing
 from router.services import RouterServices
 from router.workers.client import PlacementClient, connect
 from router.workers.desk import PlacementDesk
@@ -278,6 +280,23 @@ async def test_a_lost_instance_is_told_to_every_worker(office: Open, monkeypatch
     at.desk.instance_lost("p0", "gone")
     await until(lambda: len(told) == 2)
     assert sorted(told) == [(0, "p0", "gone"), (1, "p0", "gone")]
+
+
+async def test_keys_that_are_read_again_are_told_to_every_worker(office: Open) -> None:
+    first, second = (ApiKey(name, hashlib.sha256(name.encode()).digest(), tenant=name) for name in "ab")
+    at = await office()
+    worker = await at.worker(0)
+    worker.services.keys = KeyRing([first], worker.client.make_account)
+    at.desk.use_keys([first, second])
+    await until(lambda: worker.services.keys.keys == (first, second))
+    late = await connect(str(at.path), 1, 1)
+    assert (await late.welcomed).keys == [first, second]
+    at.desk.use_keys([second])
+    await until(lambda: worker.services.keys.keys == (second,))
+    services = RouterServices(late, dispatch=late, keys=KeyRing([first, second]))
+    late.serve(services, tuple)  # which had not begun when it was told
+    assert services.keys is not None and services.keys.keys == (second,)
+    await late.close()
 
 
 async def test_metrics_are_collected_and_a_silent_worker_is_not_waited_for(office: Open) -> None:
