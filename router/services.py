@@ -179,7 +179,7 @@ class RouterServices:
         for exchange in list(self.active):
             exchange.placement_revoked(placement_id, error)
 
-    def use_keys(self, keys: Sequence[ApiKey] | None) -> bool:
+    def use_keys(self, keys: Sequence[ApiKey]) -> bool:
         """Know these from now on; whether that was done.
 
         A door that is open, or asks for keys, stays so: a mistake must not open it.

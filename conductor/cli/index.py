@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from conductor.cli.front import cannot_listen
 from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
 from conductor.cli.kept_state import open_state, restored_feeds
 from conductor.cli.logs import configure_logs
+from conductor.cli.read_again import ReadAgain, keys_of_index
 from conductor.cli.start_up import announce_compilation, without_collections
 from conductor.cli.stop_signals import on_stop_signal
 from conductor.config import Config, load_config
@@ -69,17 +71,19 @@ def index(
         "log": {} if log_level is None else {"level": log_level},
         "state_dir": state_dir,
     }
-    config = load_config(config_file, {name: value for name, value in flags.items() if value})
+    given = {name: value for name, value in flags.items() if value}
+    config = load_config(config_file, given)
     configure_logs(config.log.level, config.log.format)
     raise_file_limit()
     announce_compilation(structlog.get_logger(__name__).info)
-    uvloop.run(_serve(config))
+    uvloop.run(_serve(config, partial(load_config, config_file, given)))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, read: Callable[[], Config]) -> None:
     stop = asyncio.Event()
     tls = server_tls(config.server.tls)
-    on_stop_signal(stop.set, None if tls is None else partial(reload_certificate, tls))
+    read_again = ReadAgain(config, read)
+    on_stop_signal(stop.set, read_again if read_again.has_anything else None)
     async with AsyncExitStack() as stack:
         to_engines = engine_context(config.routing.engine_tls)
         keys = make_rest_ring(config, os.environ)
@@ -94,6 +98,7 @@ async def _serve(config: Config) -> None:
             app.add_middleware(BodyLimit, max_body_bytes=config.server.max_body_bytes)
             if keys is not None:
                 app.add_middleware(KeyCheck, keys=keys)
+        read_again.serve(lambda: None if tls is None else reload_certificate(tls), keys_of_index(keys))
         book.restore(service.register)
         feeds.start()
         stack.callback(feeds.close)

@@ -44,7 +44,7 @@ from conductor.cli.learned import save_learned, save_learned_forever, saved_cali
 from conductor.cli.logs import configure_logs
 from conductor.cli.one_process_front import OneProcessFront
 from conductor.cli.picker import start_picker
-from conductor.cli.read_again import ReadAgain
+from conductor.cli.read_again import ReadAgain, keys_of_front_door
 from conductor.cli.recording import scheduler_kind, start_recording
 from conductor.cli.router_desk import open_router_desk
 from conductor.cli.router_services import make_services, tokenizer_folders
@@ -274,7 +274,7 @@ async def _serve(config: Config, read: Callable[[], Config]) -> None:
         desk = await open_router_desk(config, services, tokenizers, scheduler, front.url, stack)
         if desk is not None:
             told_of_loss.append(desk.instance_lost)
-        read_again.serve(services, rest_ring, front, desk)
+        read_again.serve(front.reload_certificate, keys_of_front_door(services, rest_ring, front, desk))
         loads = SglangLoadFeeds(_deliver_on_loop(scheduler, clock))
         loads.start()
         stack.callback(loads.close)

@@ -195,8 +195,8 @@ class Conductors:
         active, services = self._active, self._services
         if services is None or active is None or active.setup is None:
             return
-        keys = active.setup.keys if active.keys is None else active.keys
-        if (None if services.keys is None else list(services.keys.keys)) != keys:
+        keys = (active.setup.keys if active.keys is None else active.keys) or []
+        if keys != ([] if services.keys is None else list(services.keys.keys)):
             services.use_keys(keys)
 
     def _lost(self, conductor: Conductor, client: PlacementClient) -> None:

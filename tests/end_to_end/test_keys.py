@@ -17,6 +17,7 @@ import pytest
 import yaml
 from front_door_process import FrontDoor, conductor_command, free_port, front_door
 from lmcache_server import LMCacheServer
+from waiting import wait_for
 
 MODEL = "emulated-8b"
 ALICE, BOB, ROOT, TOKEN, WRONG = (
@@ -218,7 +219,12 @@ def test_inference_open_and_administration_closed(tmp_path: Path) -> None:
 def test_the_index_alone(tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    arguments = config(tmp_path, {"server": {"admin_token": TOKEN}})
+
+    def written(*keys: str) -> tuple[str, ...]:
+        entries = [{"name": key[3:], "key": key, "admin": True} for key in keys]
+        return config(tmp_path, {"server": {"admin_token": TOKEN}, "api_keys": entries})
+
+    arguments = written(ROOT)
     index = subprocess.Popen(
         conductor_command("index", "--port", str(port), *arguments), stderr=subprocess.PIPE
     )
@@ -231,10 +237,17 @@ def test_the_index_alone(tmp_path: Path) -> None:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         assert_closed(url, {}, 401, set())
-        bearer = {"authorization": f"Bearer {TOKEN}"}
         query = {"model": "m", "token_ids": [1, 2], "block_size": 16}
-        answer = httpx.post(f"{url}/query", json=query, headers=bearer, trust_env=False)
-        assert answer.status_code == 200
+
+        def status(key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return httpx.post(f"{url}/query", json=query, headers=headers, trust_env=False).status_code
+
+        assert [status(key) for key in (TOKEN, ROOT, ALICE)] == [200, 200, 401]
+        written(ALICE)
+        index.send_signal(signal.SIGHUP)
+        wait_for(lambda: status(ROOT) == 401)
+        assert [status(key) for key in (TOKEN, ROOT, ALICE)] == [200, 401, 200]
     finally:
         index.terminate()
         _, log = index.communicate(timeout=30)

@@ -264,13 +264,13 @@ class FrontDoor:
     registries: list[CollectorRegistry]
     desk: PlacementDesk | None  # of whose worker it is
 
-    async def use_keys(self, keys: Sequence[ApiKey] | None) -> bool:
+    async def use_keys(self, keys: Sequence[ApiKey]) -> bool:
         """They were read again."""
         if self.desk is None:
             return self.services.use_keys(keys)
         if not self.desk.services.use_keys(keys):
             return False
-        assert keys is not None and self.services.keys is not None
+        assert self.services.keys is not None
         self.desk.use_keys(list(keys))
         ring = self.services.keys
         await wait_until(lambda: ring.keys == tuple(keys))

@@ -394,7 +394,6 @@ async def test_what_a_replaced_key_began_is_finished_and_counted_for_it(cluster:
 @pytest.mark.parametrize("keys", [None, ring()])
 async def test_an_open_door_stays_open_and_a_closed_one_closed(cluster: Any, keys: KeyRing | None) -> None:
     door = await cluster.door([await cluster.engine()], keys=keys)
-    assert not await door.use_keys(ring().keys if keys is None else None)
     assert not await door.use_keys(ring().keys if keys is None else [])
     answer = await door.client.post(CHAT, json=cluster.chat_document())
     assert answer.status_code == (200 if keys is None else 401)
