@@ -92,22 +92,23 @@ def compiled(kernel: Any, *signature: Any) -> Callable[..., Any]:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A function that only kernels call; it is compiled into them."""
-    return njit(forceinline=True, error_model="numpy")(function)
+    """A function that only kernels call, never Python; it is compiled into them."""
+    return _part(function, forceinline=True)
 
 
 def outlined(function: Callable[..., Any]) -> Any:
     """Like inlined, for what is long or rare: compiled once per kernel, however often it is called."""
-    return njit(error_model="numpy")(function)
+    return _part(function)
+
+
+def _part(function: Callable[..., Any], **options: bool) -> Any:
+    compiler: Any = njit  # whose stubs lack the two options that save compile time
+    return compiler(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)(function)
 
 
 def subroutine(function: Callable[..., Any]) -> Any:
-    """Like outlined, and compiled once whatever constants it is called with: Numba makes a variant for each.
-
-    Python cannot call it.
-    """
-    compiler: Any = njit  # whose stubs lack the two options that save compile time
-    dispatcher = compiler(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    """Like outlined, and compiled once whatever constants it is called with: Numba makes a variant for each."""
+    dispatcher = _part(function)
     template = dispatcher.get_call_template
 
     def without_constants(arguments: Any, keywords: Any) -> Any:

@@ -51,7 +51,7 @@ def ensure_ready() -> None:
 
 
 def warm() -> None:
-    """Compile everything now: about half a minute on a new machine, under a second from the cache."""
+    """Compile everything now: about a minute on a new machine, under a second from the cache."""
     ensure_ready()
 
 

@@ -21,11 +21,11 @@ def without_collections() -> Iterator[None]:
 
 
 def announce_compilation(say: Callable[[str], object] = lambda text: print(text, file=sys.stderr)) -> None:
-    """Said once, when it begins: the first start on a machine, and the first simulation, take most of a minute."""
+    """Said once, when it begins: the first start on a machine, and the first simulation, take a minute or two."""
     from cache_index.kernel_set import on_first_compilation  # not loaded by processes that compile nothing
 
     on_first_compilation(
         lambda: say(
-            "compiling kernels: most of a minute, once on this machine (`conductor warm` does it beforehand)"
+            "compiling kernels: a minute or two, once on this machine (`conductor warm` does it on several cores)"
         )
     )
