@@ -16,8 +16,6 @@ from cache_index.residency import Holder, Tier
 
 DEFAULT_TTL_S = 120.0
 DEFAULT_CAPACITY_BLOCKS = 16_384
-
-
 _NEVER: Final = LastUsed()
 
 

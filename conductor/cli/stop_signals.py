@@ -15,17 +15,25 @@ _log = structlog.get_logger(__name__)
 def on_stop_signal(stop: Callable[[], object], read_again: Callable[[], object] | None = None) -> None:
     """Call ``stop`` in the running loop on Ctrl-C, on SIGTERM, and when the terminal is closed (SIGHUP).
 
-    SIGHUP stays ignored where it is, as under nohup. Without a terminal it was sent to have something read again:
-    a service with keys or certificates does so (``read_again``), from the beginning: they may change while it
-    starts; others say that they have nothing to read.
+    SIGHUP stays ignored where it is, as under nohup. Where no terminal was closed it was sent to have something
+    read again: a service with keys or certificates does so (``read_again``), also under nohup, and from the
+    beginning: they may change while it starts. Others say that they have nothing to read, or, in a terminal, stop.
     """
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stop)
-    if read_again is not None:
-        loop.add_signal_handler(signal.SIGHUP, read_again)
-    elif signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        loop.add_signal_handler(signal.SIGHUP, stop if _has_terminal() else _say_that_nothing_is_read)
+    ignored, in_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, _has_terminal()
+
+    def closed_or_asked() -> None:
+        if read_again is None:
+            (stop if in_terminal else _say_that_nothing_is_read)()
+        elif in_terminal and not ignored and not _has_terminal():
+            stop()
+        else:
+            read_again()
+
+    if read_again is not None or not ignored:
+        loop.add_signal_handler(signal.SIGHUP, closed_or_asked)
 
 
 def _has_terminal() -> bool:

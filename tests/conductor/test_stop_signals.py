@@ -19,26 +19,29 @@ SERVICE = """
 import asyncio, os, signal, sys
 from conductor.cli.stop_signals import on_stop_signal
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by
+# whatever the tests were started by
+signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in sys.argv else signal.SIG_DFL)
 
 async def main():
     stop = asyncio.Event()
-    on_stop_signal(stop.set)
+    read_again = lambda: print("read again", flush=True)
+    on_stop_signal(stop.set, read_again if "reads" in sys.argv else None)
     print("started", flush=True)
     await asyncio.wait_for(stop.wait(), 60)
     print("stopped", flush=True)
 
-for terminal in sys.argv[1:]:
-    os.open(terminal, os.O_RDWR)
+for argument in sys.argv[1:]:
+    if argument.startswith("/"):
+        os.open(argument, os.O_RDWR)
 asyncio.run(main())
 """
 
 
 @contextmanager
-def service(*terminal: str) -> Iterator[subprocess.Popen[str]]:
-    """A session of its own, with a controlling terminal where one is given."""
+def service(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A session of its own, with a controlling terminal where the path of one is given."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVICE, *terminal],
+        [sys.executable, "-c", SERVICE, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -69,12 +72,27 @@ async def test_a_signal_asks_to_stop(signum: signal.Signals) -> None:
         asyncio.get_running_loop().remove_signal_handler(each)
 
 
-def test_a_closed_terminal_asks_to_stop() -> None:
+@pytest.mark.parametrize("reads", [(), ("reads",)])
+def test_a_closed_terminal_asks_to_stop(reads: tuple[str, ...]) -> None:
     ours, theirs = pty.openpty()
-    with service(os.ttyname(theirs)) as process:
+    with service(os.ttyname(theirs), *reads) as process:
+        assert process.stdout is not None
+        if reads:  # while the terminal is there it was somebody's wish
+            process.send_signal(signal.SIGHUP)
+            assert process.stdout.readline() == "read again\n"
+        os.close(theirs)
+        os.close(ours)
+        assert process.stdout.readline() == "stopped\n"
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    ours, theirs = pty.openpty()
+    with service(os.ttyname(theirs), "reads", "nohup") as process:
         os.close(theirs)
         os.close(ours)
         assert process.stdout is not None
+        assert process.stdout.readline() == "read again\n"
+        process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopped\n"
 
 
@@ -88,7 +106,7 @@ def test_without_a_terminal_sighup_asks_for_nothing_that_can_be_done() -> None:
 
 
 @pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
-async def test_a_service_with_certificates_reads_them_again_from_the_beginning(
+async def test_a_service_with_keys_or_certificates_reads_them_again_from_the_beginning(
     before: signal.Handlers,
 ) -> None:
     signal.signal(signal.SIGHUP, before)
