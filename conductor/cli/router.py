@@ -24,7 +24,7 @@ from conductor.cli.front import cannot_listen
 from conductor.cli.front_door_options import engine_context, reload_certificate, server_tls
 from conductor.cli.logs import configure_logs
 from conductor.cli.start_up import without_collections
-from conductor.cli.stop_signals import on_stop_signal
+from conductor.cli.stop_signals import on_stop_signal, unless_stopped
 from conductor.cli.tracing import start_tracing
 from conductor.cli.worker import make_router_services
 from conductor.config import Config, load_config
@@ -94,13 +94,9 @@ async def _serve(config: Config, addresses: list[Conductor]) -> None:
     conductors.start()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(conductors.close)
-        waiting = asyncio.create_task(conductors.welcomed())
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            waiting.cancel()
+        setup = await unless_stopped(stop, conductors.welcomed())
+        if setup is None:
             return
-        setup = waiting.result()
         door = FrontDoorConfig.model_validate_json(setup.front_door)
         tls, to_engines = server_tls(door.tls), engine_context(door.engine_tls)
         engines = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, verify=to_engines))
@@ -125,5 +121,5 @@ async def _serve(config: Config, addresses: list[Conductor]) -> None:
         gc.collect()
         gc.freeze()
         Console(stderr=True).print(f"router  {server.url}/v1", highlight=False)
-        await stopping
+        await stop.wait()
         await server.stop()

@@ -167,7 +167,7 @@ async def _serve(config: Config, read: Callable[[], Config]) -> None:
         to_engines = engine_context(config.routing.engine_tls)
         state = open_state(config)
         store = state.store
-        shared = await join_shared_state(config, clock)
+        shared = await join_shared_state(config, clock, stop)
         stack.push_async_callback(shared.close)
         feeds, snapshots = restored_feeds(config, state, clock, to_engines, shared.take_snapshot())
         index = feeds.index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from cache_index import save
 from conductor.action_runner import ActionRunner
 from conductor.cache_orders import CacheOrders
 from conductor.cli.event_feeds import EventFeeds
+from conductor.cli.stop_signals import unless_stopped
 from conductor.config import Config
 from conductor.configuration_faults import ConfigError
 from conductor.instance_config import InstanceConfig
@@ -102,8 +104,13 @@ class SharedServices:
             await self.state.close()
 
 
-async def join_shared_state(config: Config, clock: Callable[[], float]) -> SharedServices:
-    """Take over what the others know. Raises ConfigError for a URL that cannot be used."""
+async def join_shared_state(
+    config: Config, clock: Callable[[], float], stop: asyncio.Event
+) -> SharedServices:
+    """Take over what the others know, which may take minutes, unless it is to ``stop`` before.
+
+    Raises ConfigError for a URL that cannot be used.
+    """
     given = config.shared_state
     if given.url is None:
         return SharedServices(config)
@@ -118,7 +125,7 @@ async def join_shared_state(config: Config, clock: Callable[[], float]) -> Share
     with tempfile.NamedTemporaryFile(prefix="conductor-index-", delete=False) as made:
         path = Path(made.name)
     async with httpx.AsyncClient(trust_env=False) as client:
-        joined = await join(link, client, headers, path)
+        joined = await unless_stopped(stop, join(link, client, headers, path)) or Joined()
     if joined.snapshot is None:
         path.unlink(missing_ok=True)
     state = SharedState(given, link, new_id(given.replica), clock, calibrations=joined.shared)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
 _log = structlog.get_logger(__name__)
+Result = TypeVar("Result")
 
 
 def on_stop_signal(stop: Callable[[], object], read_again: Callable[[], object] | None = None) -> None:
@@ -34,6 +36,18 @@ def on_stop_signal(stop: Callable[[], object], read_again: Callable[[], object] 
 
     if read_again is not None or not ignored:
         loop.add_signal_handler(signal.SIGHUP, closed_or_asked)
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """What ``work`` gives; None when ``stop`` comes first, and the work is given up."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.wait((working,))
+    return None
 
 
 def _has_terminal() -> bool:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
-from front_door_process import FrontDoor, free_port, front_door
+from front_door_process import FrontDoor, conductor_command, free_port, front_door
 from redis_process import PASSWORD, RedisProcess, needs_redis, redis_process
 from waiting import wait_for
 
@@ -110,6 +115,52 @@ def test_a_late_replica_knows_exactly_what_the_first_knows(site: Site, tmp_path:
             assert PASSWORD not in second.log.read_text() + first.log.read_text()
             unauthorized = httpx.get(f"{first.url}/v1/index/snapshot", trust_env=False)
             assert unauthorized.status_code == 401
+
+
+@contextmanager
+def slow_peer() -> Iterator[tuple[str, threading.Event]]:
+    """Its URL, and when it was asked for its index, which it never gives to the end."""
+    asked, over = threading.Event(), threading.Event()
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            asked.set()
+            with contextlib.suppress(OSError):
+                while not over.wait(0.05):
+                    self.wfile.write(b"x")
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_replica_that_is_to_stop_waits_for_no_index(site: Site, tmp_path: Path) -> None:
+    with slow_peer() as (url, asked):
+        elsewhere = site.environment | {"CONDUCTOR_SHARED_STATE__ADVERTISE_URL": url}
+        (tmp_path / "a").mkdir()
+        with front_door(tmp_path / "a", "--config", str(site.file), env=elsewhere, headers=KEY) as first:
+            complete(first, PROMPT)
+            first.wait_until(
+                lambda: first.get("/v1/replicas")["replicas"][0]["warm_streams"] == 1, "telling of its index"
+            )
+            second = subprocess.Popen(
+                conductor_command("serve", "--config", str(site.file), "--port", str(free_port())),
+                env=os.environ | site.environment,
+                stderr=subprocess.PIPE,
+            )
+            assert asked.wait(60)
+            second.send_signal(signal.SIGTERM)
+            _, log = second.communicate(timeout=30)  # twice that would pass before it gave the peer up
+            assert second.returncode == 0 and b"index taken over" not in log
 
 
 @pytest.mark.extended
