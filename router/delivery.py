@@ -55,6 +55,7 @@ class Delivery(msgspec.Struct, eq=False):
     placement: Placement | None = None
     attempts: int = 0
     usage: Usage = NO_USAGE
+    _counted: bool = False
     _attempt: Attempt | None = None
     _tried: tuple[InstanceFailure, ...] = ()
     _timer: asyncio.TimerHandle | None = None  # of the next attempt
@@ -74,8 +75,9 @@ class Delivery(msgspec.Struct, eq=False):
             else:
                 placement = services.line.hold(self, services.placements.anywhere(asked, now_s))
             if placement is not None:
-                services.metrics.placement_s.observe(services.clock() - now_s)
+                placed_s = services.clock()
                 self.placed(placement)
+                services.metrics.placement_s.observe(placed_s - now_s)
         except PlacementError as error:
             self.refused(error)
         except Exception:
@@ -119,7 +121,7 @@ class Delivery(msgspec.Struct, eq=False):
         self.attempts += 1
         self._attempt = attempt = Attempt(self, self._exchange, services, request, placement)
         try:
-            self._count(placement)
+            self._begin(placement)
             if apart:
                 attempt.start_handoff()
             else:
@@ -133,16 +135,19 @@ class Delivery(msgspec.Struct, eq=False):
             self.attempt_refused(error)
         except Exception:
             self.fail_unexpectedly()
+        if not self._counted:  # not before the engine has the request
+            self._count(placement)
 
-    def _count(self, placement: Placement) -> None:
+    def _begin(self, placement: Placement) -> None:
         if self._trace is not None:
             self._trace.placed(placement)
-        if self.attempts > 1:
-            return
-        services = self.services
-        services.retry_budget.requests[placement.model] += 1
+        if self.attempts == 1:
+            self.services.retry_budget.requests[placement.model] += 1
+
+    def _count(self, placement: Placement) -> None:
+        self._counted = True
         if self._request.endpoint.computes:
-            metrics, prompt = services.metrics, self._prompt
+            metrics, prompt = self.services.metrics, self._prompt
             metrics.token_source[prompt.source] += 1
             metrics.prompt_tokens += prompt.prompt_tokens
             metrics.overlap_tokens += placement.overlap_tokens

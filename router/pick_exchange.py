@@ -38,6 +38,7 @@ class PickDelivery(Delivery):
         self.attempts = 1
         self._pick = self.services.picks.begin(placement) if placement.placement_id else None
         try:
+            self._begin(placement)
             self._count(placement)
             if placement.model != self._request.model:
                 self._give_back()
