@@ -115,7 +115,7 @@ class RecordLog:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._candidates = 0
-        self._records: deque[PlacementRecord] = deque()  # an ordered dict takes a microsecond more for each
+        self._records: deque[PlacementRecord] = deque()  # which is filled faster than a dict
 
     def add(self, record: PlacementRecord) -> Sequence[Floats]:
         """Returns the blocks of the records that left: its own if none are kept.

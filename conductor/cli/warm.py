@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Final
 
+import typer
 from rich.console import Console
 
 _MOST_PROCESSES: Final = 3  # the index's kernels take nearly as long as all others, so more would wait
+_CONTEXT: Final = get_context("fork")
 
 
 def _index() -> None:
@@ -53,10 +57,10 @@ _AT_ONCE: Final[dict[str, Callable[[], None]]] = {
     "router": _router,
     "simulator": _simulator,
 }
-_BEHIND_INDEX: Final[dict[str, Callable[[], None]]] = {
+_BEHIND_INDEX: Final[dict[str, Callable[[], None]]] = {  # which they use
     "decisions": _decisions,
     "reuse": _reuse,
-}  # which they use
+}
 
 
 def warm() -> None:
@@ -65,14 +69,31 @@ def warm() -> None:
     """
     console = Console(stderr=True)
     started_s = time.monotonic()
-    processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
-        pending: dict[Future[None], str] = {pool.submit(make): name for name, make in _AT_ONCE.items()}
-        with console.status("") as status:
-            while pending:
-                status.update(f"compiling kernels: {', '.join(pending.values())}")
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    future.result()
-                    if pending.pop(future) == "index":
-                        pending |= {pool.submit(make): name for name, make in _BEHIND_INDEX.items()}
+    most = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    left, running = dict(_AT_ONCE), dict[str, BaseProcess]()
+    with console.status("") as status:
+        try:
+            while left or running:
+                while left and len(running) < most:
+                    name = next(iter(left))
+                    running[name] = _CONTEXT.Process(target=_apart, args=(left.pop(name),))
+                    running[name].start()
+                status.update(f"compiling kernels: {', '.join(running)}")
+                wait([process.sentinel for process in running.values()])
+                for name in [name for name, process in running.items() if not process.is_alive()]:
+                    if running.pop(name).exitcode != 0:
+                        console.print(f"the kernels of {name} could not be compiled: see above")
+                        raise typer.Exit(1)
+                    if name == "index":
+                        left |= _BEHIND_INDEX
+        finally:
+            for process in running.values():
+                process.kill()
     console.print(f"kernels ready after {time.monotonic() - started_s:.1f} s")
+
+
+def _apart(compile_some: Callable[[], None]) -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C ends the process that started this one, and that this
+    compile_some()
