@@ -144,17 +144,16 @@ def slow_peer() -> Iterator[tuple[str, threading.Event]]:
 
 
 def test_a_replica_that_is_to_stop_waits_for_no_index(site: Site, tmp_path: Path) -> None:
+    shared = site.environment | {"CONDUCTOR_SHARED_STATE__NAMESPACE": "of-their-own"}
     with slow_peer() as (url, asked):
-        elsewhere = site.environment | {"CONDUCTOR_SHARED_STATE__ADVERTISE_URL": url}
-        (tmp_path / "a").mkdir()
-        with front_door(tmp_path / "a", "--config", str(site.file), env=elsewhere, headers=KEY) as first:
-            complete(first, PROMPT)
+        elsewhere = shared | {"CONDUCTOR_SHARED_STATE__ADVERTISE_URL": url}
+        with front_door(tmp_path, "--emulate", "1", env=elsewhere) as first:
             first.wait_until(
                 lambda: first.get("/v1/replicas")["replicas"][0]["warm_streams"] == 1, "telling of its index"
             )
             second = subprocess.Popen(
                 conductor_command("serve", "--config", str(site.file), "--port", str(free_port())),
-                env=os.environ | site.environment,
+                env=os.environ | shared,
                 stderr=subprocess.PIPE,
             )
             assert asked.wait(60)
